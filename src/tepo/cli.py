@@ -1,0 +1,132 @@
+"""The commands. Everything heavy is imported when its command runs, so that `tepo --help` answers at once."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+app = typer.Typer(
+    name="tepo",
+    help="Train language models to reason, by reinforcement learning from verifiable rewards.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="settings that replace those of the recipe, such as trainer.steps=100", metavar="[KEY=VALUE]..."
+    ),
+]
+Config = Annotated[str | None, typer.Option("--config", "-c", help="a YAML file or the name of a packaged recipe")]
+
+
+def _fail(message: str) -> NoReturn:
+    print(f"error: {message}", file=sys.stderr)
+    raise typer.Exit(2)
+
+
+def _reports_errors(command: Callable[..., None]) -> Callable[..., None]:
+    """Print a TepoError alone and exit with 2; a fault of ours keeps its traceback."""
+
+    @functools.wraps(command)
+    def wrapped(*args: Any, **kwargs: Any) -> None:
+        from tepo.errors import TepoError
+
+        try:
+            command(*args, **kwargs)
+        except TepoError as error:
+            _fail(str(error))
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            raise typer.Exit(130) from None
+
+    return wrapped
+
+
+@app.command()
+@_reports_errors
+def train(
+    overrides: Overrides = None,
+    config: Config = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="go on from the newest checkpoint of the run folder")
+    ] = False,
+) -> None:
+    """Train a model. Without a recipe: worked addition with the embedded model, some minutes on a CPU."""
+    from tepo.config import DEFAULT_RECIPE, load_recipe
+
+    recipe = load_recipe(config or DEFAULT_RECIPE, overrides or [])
+    from tepo.train import train as run
+
+    run(recipe, resume=resume)
+
+
+@app.command(name="eval")
+@_reports_errors
+def evaluate(
+    model: Annotated[str, typer.Argument(help="`embedded`, `smollm2`, a folder (a checkpoint, say) or a hub id")],
+    overrides: Overrides = None,
+    data: Annotated[str | None, typer.Option("--data", "-d", help="a task, preset, file or data set id")] = None,
+    samples: Annotated[int, typer.Option("--samples", "-k", min=1, help="responses to each problem")] = 1,
+    config: Config = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="folder for eval.json and responses.jsonl")
+    ] = None,
+) -> None:
+    """Accuracy and pass@k of a model on held-out problems, sampled and greedy."""
+    from tepo.evaluate.command import evaluate_model
+
+    evaluate_model(model, data, samples, config, overrides or [], output)
+
+
+@app.command()
+@_reports_errors
+def recipes(name: Annotated[str | None, typer.Argument(help="print this recipe")] = None) -> None:
+    """The packaged recipes and tasks; with a name, that recipe's YAML."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from tepo.config import recipe_names, recipe_text
+    from tepo.data import task_names
+
+    if name is not None:
+        print(recipe_text(name), end="")
+        return
+    table = Table(title="recipes: tepo train --config NAME", title_justify="left")
+    table.add_column("name")
+    table.add_column("what it does")
+    for recipe in recipe_names():
+        about = [line.removeprefix("# ") for line in recipe_text(recipe).splitlines() if line.startswith("# ")]
+        table.add_row(recipe, about[0] if about else "")
+    console = Console()
+    console.print(table)
+    console.print(f"tasks for data.name: {', '.join(task_names())}, gym:TASK, a file, or a hub id", markup=False)
+
+
+@app.command()
+@_reports_errors
+def objectives() -> None:
+    """The objectives and what each is made of, from the code."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from tepo.objectives.describe import COLUMNS, describe_all
+
+    table = Table(title="objectives: objective=NAME", title_justify="left", show_lines=True)
+    for column in COLUMNS:
+        table.add_column(column)
+    for row in describe_all():
+        table.add_row(*(row[column] for column in COLUMNS))
+    Console().print(table)
+
+
+def main() -> None:
+    """The entry point of the `tepo` command."""
+    app()

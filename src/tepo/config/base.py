@@ -1,0 +1,9 @@
+"""What every section of a recipe has in common."""
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Section(BaseModel):
+    """A part of a recipe: unknown keys are errors, values are validated and then fixed."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)

@@ -1,0 +1,179 @@
+"""Everything that a recipe can set, in one model; what stands here and nowhere else is a key."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+from pydantic import ConfigDict, Field, field_validator, model_validator
+
+from tepo.config.base import Section
+from tepo.config.data import DataConfig, RewardConfig
+from tepo.objectives import Objective, get_objective
+
+
+class ObjectiveConfig(Section):
+    """`objective: NAME`, or `objective: {name: NAME, ...}` with the options of `tepo.objectives.get_objective`."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    name: str = Field("tepo", description="a name from `tepo objectives`")
+
+    @model_validator(mode="after")
+    def _exists(self) -> Self:
+        self.build()
+        return self
+
+    def build(self) -> Objective:
+        """The objective itself. Raises ValueError for names and options that it does not take."""
+        return get_objective(self.name, **(self.model_extra or {}))
+
+
+class LoraConfig(Section):
+    """Low-rank adapters (peft) in place of full fine-tuning."""
+
+    rank: int = Field(16, ge=1)
+    alpha: float = Field(32.0, gt=0)
+    targets: str | list[str] = Field("all-linear", description="names of the modules to adapt, or `all-linear`")
+
+
+class ModelConfig(Section):
+    """The model to train, and how it is held."""
+
+    name: str = Field(
+        "embedded", description="`embedded`, `smollm2` (extra smollm2), a folder in Hugging Face format, or a hub id"
+    )
+    revision: str | None = Field(None, description="branch, tag or commit of a hub id")
+    dtype: Literal["fp32", "bf16"] = Field(
+        "fp32", description="precision of the arithmetic; weights and optimizer stay fp32, so that small updates count"
+    )
+    lora: LoraConfig | None = None
+    gradient_checkpointing: bool = False
+    trust_remote_code: bool = False
+    device: str = Field("auto", description="`auto`, `cpu`, `cuda`, ...")
+
+
+class RolloutConfig(Section):
+    """How responses are sampled for training."""
+
+    engine: Literal["transformers"] = "transformers"
+    max_response_tokens: int = Field(
+        512, ge=1, description="a response of this length without an end token is truncated"
+    )
+    temperature: float = Field(1.0, gt=0, description="applied when sampling and in the log-probs of the ratio alike")
+    top_p: float = Field(1.0, gt=0, le=1)
+    batch_size: int = Field(256, ge=1, description="responses decoded at once")
+
+    @field_validator("top_p")
+    @classmethod
+    def _whole_distribution(cls, value: float) -> float:
+        if value < 1:
+            raise ValueError(
+                "only 1.0 is possible in training: with less, the tokens come from a truncated distribution and the "
+                "importance ratio would be silently wrong (evaluation.top_p may be smaller)"
+            )
+        return value
+
+
+class TrainerConfig(Section):
+    """The sizes of a run and its optimizer. One step is one optimizer step."""
+
+    steps: int = Field(200, ge=1, description="optimizer steps in all")
+    prompts_per_rollout: int = Field(16, ge=1)
+    responses_per_prompt: int = Field(8, ge=1)
+    updates_per_rollout: int = Field(
+        4, ge=1, description="optimizer steps made from one rollout, each on its own prompts"
+    )
+    tokens_per_microbatch: int = Field(
+        16384, ge=1, description="prompt and response tokens in one forward pass, padding included"
+    )
+    learning_rate: float = Field(1e-6, gt=0)
+    warmup_steps: int = Field(0, ge=0)
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        "constant", description="after the warm-up, down to 0 at the last step"
+    )
+    weight_decay: float = Field(0.0, ge=0)
+    betas: tuple[float, float] = (0.9, 0.999)
+    max_grad_norm: float = Field(1.0, gt=0, description="gradients with a larger norm are scaled down to it")
+    dynamic_sampling: bool = Field(
+        False,
+        description="replace groups whose answers are all right or all wrong by new ones (on accuracy, not on reward)",
+    )
+    max_sampling_rounds: int = Field(8, ge=1, description="rollouts sampled at most to fill one under dynamic sampling")
+    overlong_filtering: bool = Field(False, description="leave truncated responses out of the loss")
+
+    @model_validator(mode="after")
+    def _sizes_fit(self) -> Self:
+        if self.prompts_per_rollout % self.updates_per_rollout:
+            raise ValueError(
+                f"prompts_per_rollout ({self.prompts_per_rollout}) must be a multiple of updates_per_rollout "
+                f"({self.updates_per_rollout}): every update gets the same number of prompts"
+            )
+        if self.responses_per_prompt < 2:
+            raise ValueError("responses_per_prompt is 1: an advantage relative to the group needs at least 2")
+        return self
+
+
+class EvaluationConfig(Section):
+    """Held-out problems, answered before, during and after training."""
+
+    every: int | None = Field(None, ge=1, description="evaluate after so many steps as well")
+    problems: int = Field(200, ge=1, description="at most so many of the held-out problems")
+    samples: int = Field(1, ge=1, description="sampled responses to each problem")
+    temperature: float | None = Field(None, gt=0, description="of the samples; the training temperature when not given")
+    top_p: float = Field(1.0, gt=0, le=1)
+    greedy: bool = Field(True, description="give greedy accuracy beside the sampled one, at the start and the end")
+    before: bool = True
+    after: bool = True
+
+
+class CheckpointConfig(Section):
+    """Checkpoints in Hugging Face format, with the trainer's state beside them. The last step is always saved."""
+
+    every: int | None = Field(None, ge=1, description="save after so many steps as well")
+    keep: int | None = Field(None, ge=1, description="keep only the newest so many")
+
+
+class Recipe(Section):
+    """One run, completely."""
+
+    seed: int = Field(0, ge=0, lt=2**31)
+    output: str = Field("runs/tepo", min_length=1, description="the run folder")
+    objective: ObjectiveConfig = ObjectiveConfig()
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    reward: RewardConfig = RewardConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    trainer: TrainerConfig = TrainerConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    trackers: list[Literal["wandb", "trackio"]] = Field(
+        default_factory=list, description="beside metrics.jsonl and TensorBoard, which are always written"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_forms(cls, values: Any) -> Any:
+        """`objective: grpo` is `objective: {name: grpo}`; the same for model and data."""
+        if isinstance(values, dict):
+            values = {
+                key: {"name": value} if key in SHORT_FORMS and isinstance(value, str) else value
+                for key, value in values.items()
+            }
+        return values
+
+    @model_validator(mode="after")
+    def _one_way_to_treat_truncation(self) -> Self:
+        if self.trainer.overlong_filtering and self.reward.overlong:
+            raise ValueError(
+                "trainer.overlong_filtering and reward.overlong are both set: truncated responses are either left "
+                "out of the loss or punished"
+            )
+        if self.trainer.overlong_filtering and self.reward.missing_end is not None:
+            raise ValueError(
+                "trainer.overlong_filtering and reward.missing_end are both set: truncated responses are either left "
+                "out of the loss or punished"
+            )
+        return self
+
+
+SHORT_FORMS = ("objective", "model", "data")

@@ -1,0 +1,129 @@
+"""What training and evaluation both work with: a policy, an engine, a task and its judge, from one recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import torch
+
+from tepo.config import Recipe
+from tepo.data import Problem, TaskData, drop_long_prompts, load_task, render_prompt, resolve_template
+from tepo.errors import TepoError
+from tepo.evaluate.accuracy import Accuracy, evaluate
+from tepo.policy import Policy, load_model
+from tepo.rewards.reward import RewardFunction
+from tepo.rollout import Engine, Sampling, TransformersEngine
+from tepo.seeds import derive_seed
+
+AUTOCAST = {"fp32": None, "bf16": torch.bfloat16}
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto` is the accelerator if there is one. Raises TepoError for a device that is not there."""
+    if name == "auto":
+        found = torch.accelerator.current_accelerator(check_available=True)
+        return found or torch.device("cpu")
+    try:
+        torch.empty(0, device=name)
+        return torch.device(name)
+    except (RuntimeError, AssertionError) as error:
+        raise TepoError(f"model.device = {name!r} is not available: {str(error).splitlines()[0]}") from error
+
+
+@dataclass
+class Session:
+    """A context manager; the judging processes end with it. `dropped` counts the problems left out, by reason."""
+
+    recipe: Recipe
+    policy: Policy
+    engine: Engine
+    task: TaskData
+    train: Sequence[Problem]
+    test: Sequence[Problem]
+    judge: RewardFunction
+    dropped: dict[str, int]
+    template: str
+
+    @classmethod
+    def open(cls, recipe: Recipe, *, model: str | None = None, trainable: bool = True) -> Self:
+        """Load everything that the recipe names; `model` is loaded in place of its model, to resume from a checkpoint.
+
+        Raises TepoError for whatever cannot be used, before anything is written.
+        """
+        task = load_task(recipe.data, recipe.seed)
+        device = pick_device(recipe.model.device)
+        config = recipe.model if model is None else recipe.model.model_copy(update={"name": model})
+        loaded, tokenizer = load_model(config, trainable=trainable)
+        loaded.to(device)  # type: ignore[arg-type]
+        policy = Policy(loaded, tokenizer, recipe.rollout.temperature, AUTOCAST[recipe.model.dtype])
+        policy.check_head()
+        template = resolve_template(task.template, tokenizer)
+        limit = _prompt_limit(recipe, policy)
+        session = cls(
+            recipe, policy, TransformersEngine(policy, recipe.rollout.batch_size), task, task.train, task.test,
+            RewardFunction(recipe.reward, task), dict(task.dropped), template,
+        )  # fmt: skip
+        try:
+            session.train, long_train = drop_long_prompts(task.train, session.render, limit)
+            session.test, long_test = drop_long_prompts(task.test[: recipe.evaluation.problems], session.render, limit)
+        except BaseException:
+            session.close()
+            raise
+        if long_train + long_test:
+            session.dropped["prompt too long"] = long_train + long_test
+        return session
+
+    def render(self, problem: Problem) -> list[int]:
+        """The token ids of a prompt."""
+        return render_prompt(problem, self.policy.tokenizer, self.template, self.task.system, self.task.instruction)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of a response without special tokens."""
+        return str(self.policy.tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def evaluate(self, step: int, *, greedy: bool, samples: int | None = None) -> Accuracy:
+        """Accuracy on the held-out problems, greedy or sampled as the recipe says."""
+        config = self.recipe.evaluation
+        temperature = self.recipe.rollout.temperature if config.temperature is None else config.temperature
+        limit = self.recipe.rollout.max_response_tokens
+        sampling = Sampling(0.0, limit) if greedy else Sampling(temperature, limit, config.top_p)
+        return evaluate(
+            self.engine,
+            self.judge,
+            self.decode,
+            self.test,
+            [self.render(problem) for problem in self.test],
+            1 if greedy else samples or config.samples,
+            sampling,
+            # The same seed at every step: before and after differ by the policy alone.
+            derive_seed(self.recipe.seed, "evaluation"),
+        )
+
+    def close(self) -> None:
+        self.judge.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _prompt_limit(recipe: Recipe, policy: Policy) -> int:
+    """The longest prompt that leaves room for a whole response. Raises TepoError when there is none."""
+    limit = recipe.data.max_prompt_tokens
+    context = policy.context_length
+    if context is None:
+        return limit
+    room = context - recipe.rollout.max_response_tokens
+    if room < 1:
+        raise TepoError(
+            f"rollout.max_response_tokens = {recipe.rollout.max_response_tokens}: the model's context holds {context} "
+            "tokens, prompt included"
+        )
+    return min(limit, room)

@@ -1,0 +1,202 @@
+"""The input of every objective: flat vectors over the response tokens, and the counts that losses are divided by."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+TOKEN_FIELDS = ("logp", "old_logp", "advantages", "entropy", "old_entropy", "ref_logp", "exact_kl", "entropy_direction")
+"""The fields of a TokenBatch with one value for each token."""
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What the losses of one optimizer step are divided by, over all micro-batches and ranks.
+
+    Counted once for the whole step and handed to every micro-batch, so that a micro-batch contributes its share of
+    one sum and the split changes nothing. Totals of ranks add up.
+
+    tokens: response tokens N. sequences: responses S with at least one token. groups: prompts with such a response.
+    statistics: further sums over the whole step that an objective asked for (`Objective.totals`).
+    """
+
+    tokens: int
+    sequences: int
+    groups: int
+    statistics: Mapping[str, float] = field(default_factory=dict)
+
+    def __add__(self, other: Totals) -> Totals:
+        if self.statistics.keys() != other.statistics.keys():
+            raise ValueError(f"totals with different statistics: {set(self.statistics)} and {set(other.statistics)}")
+        return Totals(
+            self.tokens + other.tokens,
+            self.sequences + other.sequences,
+            self.groups + other.groups,
+            {key: value + other.statistics[key] for key, value in self.statistics.items()},
+        )
+
+
+@dataclass(frozen=True)
+class TokenBatch:
+    """The real response tokens of S responses, concatenated: N values for each quantity and no padding.
+
+    logp: [N] log-probability of each token under the current policy, temperature applied; carries the gradient.
+    old_logp: [N] the same under the policy that sampled. Never carries a gradient.
+    sequence: [N] int64, the response (0..S-1) that a token belongs to, in any order.
+    group: [S] int64, the prompt that a response answers; any labels.
+    advantages: [N], or None when `rewards` [S] are given: then the objective makes them (`Objective.advantages`).
+    entropy, old_entropy: [N] entropy (nats) of the next-token distribution now and at sampling time.
+    ref_logp: [N] log-probability under the frozen reference policy.
+    exact_kl: [N] KL divergence (nats) from the current policy to the target of a KL term, summed over the vocabulary.
+    entropy_direction: [N] first-order change of the entropy when the token's own logit is raised along the policy
+        gradient: sum_j p_j S_j - S_a with S_j = p_j (log p_j + H). Negative: raising the token lowers the entropy.
+    """
+
+    logp: Tensor
+    old_logp: Tensor
+    sequence: Tensor
+    group: Tensor
+    advantages: Tensor | None = None
+    rewards: Tensor | None = None
+    entropy: Tensor | None = None
+    old_entropy: Tensor | None = None
+    ref_logp: Tensor | None = None
+    exact_kl: Tensor | None = None
+    entropy_direction: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("sequence", *TOKEN_FIELDS):
+            value = getattr(self, name)
+            if value is not None and value.shape != self.logp.shape:
+                raise ValueError(
+                    f"{name} has shape {list(value.shape)}, logp has {list(self.logp.shape)}: one value a token"
+                )
+        if self.logp.dim() != 1:
+            raise ValueError(
+                f"logp has {self.logp.dim()} dimensions; a TokenBatch is flat (use TokenBatch.from_padded)"
+            )
+        if self.group.dim() != 1:
+            raise ValueError(f"group has shape {list(self.group.shape)}: one label a response is wanted")
+        if self.rewards is not None and self.rewards.shape != self.group.shape:
+            raise ValueError(f"rewards has shape {list(self.rewards.shape)}, group has {list(self.group.shape)}")
+        if self.num_tokens and not 0 <= int(self.sequence.min()) <= int(self.sequence.max()) < self.num_sequences:
+            raise ValueError(f"sequence must hold indices from 0 to {self.num_sequences - 1}")
+
+    @classmethod
+    def from_padded(
+        cls,
+        logp: Tensor,
+        old_logp: Tensor,
+        mask: Tensor,
+        advantages: Tensor | None = None,
+        rewards: Tensor | None = None,
+        groups: Tensor | None = None,
+        entropy: Tensor | None = None,
+        old_entropy: Tensor | None = None,
+        ref_logp: Tensor | None = None,
+        exact_kl: Tensor | None = None,
+        entropy_direction: Tensor | None = None,
+    ) -> TokenBatch:
+        """Take the real tokens out of padded [S, T] tensors; what stands in the padding is never read.
+
+        mask: [S, T], 1 for response tokens that are trained on, 0 elsewhere. advantages: [S] or [S, T].
+        rewards, groups: [S], used when advantages is None. The rest: [S, T].
+        Raises ValueError for a shape that does not fit, a mask with values other than 0 and 1, rewards without groups.
+        """
+        if logp.dim() != 2:
+            raise ValueError(f"logp has shape {list(logp.shape)}; [responses, tokens] is wanted")
+        if mask.shape != logp.shape:
+            raise ValueError(f"mask has shape {list(mask.shape)}, logp has {list(logp.shape)}")
+        real = mask.bool()
+        if not torch.equal(real.to(mask.dtype), mask):
+            raise ValueError("mask holds values other than 0 and 1: was another tensor passed in its place?")
+        if advantages is None and rewards is None:
+            raise ValueError("give advantages, or rewards and groups")
+        if rewards is not None and advantages is None and groups is None:
+            raise ValueError("rewards need groups: the label of the prompt that each response answers")
+
+        responses = torch.arange(len(logp), device=logp.device)
+        if groups is not None and groups.shape != responses.shape:
+            raise ValueError(f"groups has shape {list(groups.shape)}, [{len(logp)}] is wanted")
+
+        def flat(name: str, padded: Tensor | None) -> Tensor | None:
+            if padded is None:
+                return None
+            if padded.shape != logp.shape:
+                raise ValueError(f"{name} has shape {list(padded.shape)}, logp has {list(logp.shape)}")
+            return padded[real]
+
+        if advantages is not None and advantages.dim() == 1:
+            if advantages.shape != responses.shape:
+                raise ValueError(
+                    f"advantages has shape {list(advantages.shape)}, [{len(logp)}] or {list(logp.shape)} is wanted"
+                )
+            advantages = advantages[:, None].expand_as(logp)
+        tokens = {
+            "logp": logp,
+            "old_logp": old_logp.detach(),
+            "advantages": advantages,
+            "entropy": entropy,
+            "old_entropy": old_entropy,
+            "ref_logp": ref_logp,
+            "exact_kl": exact_kl,
+            "entropy_direction": entropy_direction,
+        }
+        return cls(
+            sequence=responses[:, None].expand_as(logp)[real],
+            group=responses if groups is None else groups.long(),
+            rewards=rewards,
+            **{name: flat(name, value) for name, value in tokens.items()},  # type: ignore[arg-type]
+        )
+
+    @property
+    def num_tokens(self) -> int:
+        """N."""
+        return len(self.logp)
+
+    @property
+    def num_sequences(self) -> int:
+        """S, responses without a token included."""
+        return len(self.group)
+
+    @cached_property
+    def lengths(self) -> Tensor:
+        """[S] tokens of each response."""
+        return torch.bincount(self.sequence, minlength=self.num_sequences)
+
+    @cached_property
+    def totals(self) -> Totals:
+        """The counts of this batch, taken as the whole step. A response without a token counts nowhere."""
+        present = self.lengths > 0
+        return Totals(self.num_tokens, int(present.sum()), len(torch.unique(self.group[present])))
+
+    def sequence_mean(self, values: Tensor) -> Tensor:
+        """[N] -> [S]: mean over the tokens of each response; 0 for a response without a token."""
+        total = torch.zeros(self.num_sequences, dtype=values.dtype, device=values.device)
+        total = total.index_add(0, self.sequence, values)
+        return total / self.lengths.clamp(min=1)
+
+    def select(self, sequences: Tensor) -> TokenBatch:
+        """The batch of some responses alone, in the order given: sequences [K] int64 indices into 0..S-1.
+
+        Raises ValueError when a response is named twice.
+        """
+        if len(torch.unique(sequences)) != len(sequences):
+            raise ValueError(f"sequences holds a response twice: {sequences.tolist()}")
+        position = torch.full((self.num_sequences,), -1, device=self.sequence.device)
+        position[sequences] = torch.arange(len(sequences), device=position.device)
+        renumbered = position[self.sequence]
+        kept = renumbered >= 0
+        tokens = {name: value[kept] for name in TOKEN_FIELDS if (value := getattr(self, name)) is not None}
+        return dataclasses.replace(
+            self,
+            sequence=renumbered[kept],
+            group=self.group[sequences],
+            rewards=None if self.rewards is None else self.rewards[sequences],
+            **tokens,
+        )

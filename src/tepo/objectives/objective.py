@@ -1,0 +1,186 @@
+"""An objective: one advantage, one ratio, one surrogate, one aggregate and some terms, put together."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tepo.objectives.advantages import GroupAdvantage
+from tepo.objectives.aggregates import Aggregate
+from tepo.objectives.batch import TokenBatch, Totals
+from tepo.objectives.ratios import Ratio
+from tepo.objectives.surrogates import Clip
+from tepo.objectives.terms import KLMask, Term, TermOutput
+
+
+@dataclass(frozen=True)
+class ObjectiveOutput:
+    """What an objective gives for a batch.
+
+    loss: scalar, to be minimised.
+    metrics: plain floats; means over the batch's tokens, unless the name ends in `_max` or `loss` (`combine_metrics`).
+    tokens: detached [N] values to look at: log_ratio, advantage, clipped, and those of the terms.
+    """
+
+    loss: Tensor
+    metrics: dict[str, float]
+    tokens: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Objective:
+    """L = - sum_t w_t surrogate(ratio_t, A_t) + sum of terms, with weights w that sum over the whole optimizer step.
+
+    `objective(batch)` takes the batch for the whole step; `objective(batch, totals)` takes it for a micro-batch of a
+    step whose totals were made by `objective.totals(whole)` (or, without statistics, `whole.totals`).
+    """
+
+    name: str
+    title: str
+    paper: str
+    advantage: GroupAdvantage
+    ratio: Ratio
+    surrogate: Clip
+    aggregate: Aggregate
+    terms: tuple[Term, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len({type(term) for term in self.terms}) < len(self.terms):
+            raise ValueError(f"objective {self.name} has two terms of one kind")
+        if len(self._exact_targets) > 1:
+            raise ValueError("ref_kl and kl_mask ask for the exact KL to two different targets; one is possible")
+
+    @property
+    def _exact_targets(self) -> set[str]:
+        exact = [term for term in self.terms if "exact_kl" in term.needs]
+        return {term.target if isinstance(term, KLMask) else "reference" for term in exact}
+
+    @property
+    def exact_kl_target(self) -> str | None:
+        """Whose distribution TokenBatch.exact_kl is measured against: "old", "reference", or None when not needed."""
+        return next(iter(self._exact_targets), None)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Optional fields of TokenBatch that the objective reads ("entropy_gradient": H must carry a gradient)."""
+        return frozenset().union(*(term.needs for term in self.terms))
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether a frozen copy of the first policy must be kept."""
+        return "ref_logp" in self.needs or self.exact_kl_target == "reference"
+
+    @property
+    def statistics(self) -> frozenset[str]:
+        """Sums that need a pass over the whole step before its micro-batches, besides the counts (`totals`)."""
+        return frozenset().union(*(term.statistics for term in self.terms))
+
+    @property
+    def touches_zero_advantage(self) -> bool:
+        """Whether a response with zero advantage can have a gradient."""
+        return any(term.touches_zero_advantage for term in self.terms)
+
+    def advantages(self, rewards: Tensor, groups: Tensor) -> Tensor:
+        """rewards [S], groups [S] -> advantages [S]; whole groups only. Raises ValueError for a group of one."""
+        return self.advantage(rewards, groups)
+
+    def totals(self, batch: TokenBatch) -> Totals:
+        """The totals of a step from its whole batch, with the statistics that the terms ask for."""
+        self._check(batch)
+        advantages = self._token_advantages(batch)
+        statistics: dict[str, float] = {}
+        for term in self.terms:
+            statistics |= term.count(batch, advantages)
+        return dataclasses.replace(batch.totals, statistics=statistics)
+
+    def __call__(self, batch: TokenBatch, totals: Totals | None = None) -> ObjectiveOutput:
+        """The loss of a batch, or of one micro-batch of the step that `totals` counts.
+
+        Raises ValueError when the batch lacks a field that the objective reads, or totals a statistic.
+        """
+        if totals is None:
+            totals = self.totals(batch)
+        else:
+            self._check(batch)
+            if missing := self.statistics - totals.statistics.keys():
+                raise ValueError(
+                    f"objective {self.name} divides by {', '.join(sorted(missing))} of the whole step, which the "
+                    "totals do not have: make them with objective.totals(whole_batch)"
+                )
+        advantages = self._token_advantages(batch)
+        weights = self.aggregate(batch, totals)
+        log_ratio = self.ratio(batch)
+        surrogate, clipped = self.surrogate(log_ratio, advantages)
+        surrogate_loss = -(weights * surrogate).sum()
+        outputs = {type(term).__name__: term(batch, advantages, weights, totals) for term in self.terms}
+        loss = surrogate_loss + sum(output.cost for output in outputs.values())
+        tokens = {"log_ratio": log_ratio.detach(), "advantage": advantages, "clipped": clipped}
+        for output in outputs.values():
+            tokens |= output.metrics
+        return ObjectiveOutput(loss, _metrics(batch, loss, surrogate_loss, tokens, outputs), tokens)
+
+    def _token_advantages(self, batch: TokenBatch) -> Tensor:
+        if batch.advantages is not None:
+            return batch.advantages.detach().to(batch.old_logp.dtype)
+        if batch.rewards is None:
+            raise ValueError("the batch has neither advantages nor rewards")
+        return self.advantages(batch.rewards, batch.group).to(batch.old_logp.dtype)[batch.sequence]
+
+    def _check(self, batch: TokenBatch) -> None:
+        missing = sorted(name for name in self.needs - {"entropy_gradient"} if getattr(batch, name) is None)
+        if missing:
+            raise ValueError(f"objective {self.name} reads {', '.join(missing)}, which the batch does not have")
+
+
+def _metrics(
+    batch: TokenBatch,
+    loss: Tensor,
+    surrogate_loss: Tensor,
+    tokens: dict[str, Tensor],
+    outputs: Mapping[str, TermOutput],
+) -> dict[str, float]:
+    """One transfer from the device for all of them."""
+    log_ratio = (batch.logp - batch.old_logp).detach()
+    means = {
+        "clip_fraction": tokens["clipped"],
+        "clip_fraction_positive": tokens["clipped"] & (tokens["advantage"] > 0),
+        "clip_fraction_negative": tokens["clipped"] & (tokens["advantage"] < 0),
+        "approx_kl": torch.expm1(log_ratio.clamp(max=40)) - log_ratio,
+        "log_ratio_abs": tokens["log_ratio"].abs(),
+    }
+    if batch.entropy is not None:
+        means["entropy"] = batch.entropy.detach()
+    for output in outputs.values():
+        means |= output.metrics
+    values = {name: value.double().mean() if batch.num_tokens else loss.new_zeros(()) for name, value in means.items()}
+    if batch.num_tokens:
+        values["log_ratio_max"] = tokens["log_ratio"].abs().max()
+    values["loss"] = loss.detach()
+    values["surrogate_loss"] = surrogate_loss.detach()
+    for name, output in outputs.items():
+        values[f"{name}_loss"] = output.cost.detach()
+    numbers = torch.stack([value.double() for value in values.values()]).tolist()
+    return dict(zip(values, numbers, strict=True))
+
+
+def combine_metrics(parts: Iterable[tuple[dict[str, float], int]]) -> dict[str, float]:
+    """Metrics of a step from those of its micro-batches, each with its number of tokens.
+
+    Losses add up, maxima take the maximum, everything else is the mean over tokens: the same numbers as one batch.
+    """
+    combined: dict[str, float] = {}
+    weight: dict[str, int] = {}
+    for metrics, tokens in parts:
+        for name, value in metrics.items():
+            if name.endswith("loss"):
+                combined[name] = combined.get(name, 0.0) + value
+            elif name.endswith("_max"):
+                combined[name] = max(combined.get(name, value), value)
+            elif tokens:
+                weight[name] = weight.get(name, 0) + tokens
+                combined[name] = combined.get(name, 0.0) + (value - combined.get(name, 0.0)) * tokens / weight[name]
+    return combined

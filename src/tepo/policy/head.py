@@ -1,0 +1,124 @@
+"""From hidden states to what the objectives read, a chunk of tokens at a time.
+
+The matrix [tokens, vocabulary] never exists whole: each chunk's logits are made, reduced to one number a token and,
+where a gradient is wanted and there is more than one chunk, made again in the backward pass.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+
+CHUNK_ELEMENTS = 2**24
+"""Logits (tokens x vocabulary) computed at once: 64 MiB in fp32."""
+
+
+@dataclass(frozen=True)
+class HeadOutput:
+    """Values [N] in fp32 or wider; entropy in nats. For the last two see TokenBatch; None when not asked for."""
+
+    logp: Tensor
+    entropy: Tensor
+    entropy_direction: Tensor | None = None
+    exact_kl: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Head:
+    """The model's own output layer with its scaling and soft-capping: hidden states [C, D] -> logits [C, V] in fp32.
+
+    In mixed precision the rest of the model runs in bf16 and this layer does not: its rounding would be larger than
+    the range that sequence-level ratios are clipped to.
+    """
+
+    layer: nn.Module
+    factor: float = 1.0
+    softcap: float | None = None
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> Head:
+        """Raises ValueError for a model without an output layer."""
+        layer = model.get_output_embeddings()
+        if layer is None:
+            raise ValueError(f"{type(model).__name__} has no output embeddings: a causal language model is wanted")
+        config = model.config.get_text_config()
+        # Granite divides the logits, Cohere multiplies them, Gemma 2 caps them.
+        factor = (getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
+        return cls(layer, factor, getattr(config, "final_logit_softcapping", None))
+
+    def frozen(self) -> Head:
+        """A copy that stays as it is now while the model is trained on."""
+        return dataclasses.replace(self, layer=copy.deepcopy(self.layer).requires_grad_(False))
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        with torch.autocast(hidden.device.type, enabled=False):
+            logits: Tensor = self.layer(hidden.to(next(self.layer.parameters()).dtype))
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        if self.factor != 1:
+            logits = logits * self.factor
+        return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
+
+
+def score_hidden(
+    head: Head,
+    hidden: Tensor,
+    targets: Tensor,
+    vocabulary: int,
+    temperature: float = 1.0,
+    *,
+    entropy_gradient: bool = False,
+    entropy_direction: bool = False,
+    kl_target: tuple[Head, Tensor] | None = None,
+) -> HeadOutput:
+    """Log-probability and entropy of tokens from the hidden states that predict them.
+
+    hidden: [N, D]; targets: [N] token ids; vocabulary: V, to size the chunks; temperature: divides the logits.
+    entropy_gradient: let the entropy carry a gradient. entropy_direction: give it too (TokenBatch).
+    kl_target: head and hidden states [N, D] of another policy; gives exact_kl, with a gradient.
+    """
+    rows = max(1, CHUNK_ELEMENTS // vocabulary)
+    recompute = torch.is_grad_enabled() and len(hidden) > rows
+
+    def score(part: Tensor, ids: Tensor, other: Tensor | None) -> tuple[Tensor, ...]:
+        log_probs = torch.log_softmax(head(part) / temperature, dim=-1)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and entropy_gradient):
+            entropy = _entropy(log_probs if entropy_gradient else log_probs.detach())
+        outputs = [log_probs.gather(-1, ids[:, None]).squeeze(-1), entropy]
+        if entropy_direction:
+            outputs.append(_direction(log_probs.detach(), entropy.detach(), ids))
+        if kl_target is not None and other is not None:
+            with torch.no_grad():
+                other_log_probs = torch.log_softmax(kl_target[0](other) / temperature, dim=-1)
+            outputs.append((log_probs.exp() * (log_probs - other_log_probs)).sum(-1))
+        return tuple(outputs)
+
+    chunks = []
+    for start in range(0, max(len(hidden), 1), rows):
+        part = slice(start, start + rows)
+        other = None if kl_target is None else kl_target[1][part]
+        arguments = (hidden[part], targets[part], other)
+        chunks.append(checkpoint(score, *arguments, use_reentrant=False) if recompute else score(*arguments))
+    columns = [torch.cat(column) for column in zip(*chunks, strict=True)]
+    return HeadOutput(
+        logp=columns[0],
+        entropy=columns[1],
+        entropy_direction=columns[2] if entropy_direction else None,
+        exact_kl=columns[-1] if kl_target is not None else None,
+    )
+
+
+def _entropy(log_probs: Tensor) -> Tensor:
+    return -(log_probs.exp() * log_probs).sum(-1)
+
+
+def _direction(log_probs: Tensor, entropy: Tensor, ids: Tensor) -> Tensor:
+    """sum_j p_j S_j - S_a with S_j = p_j (log p_j + H)."""
+    probs = log_probs.exp()
+    slope = probs * (log_probs + entropy[:, None])
+    return (probs * slope).sum(-1) - slope.gather(-1, ids[:, None]).squeeze(-1)

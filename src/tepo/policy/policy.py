@@ -1,0 +1,203 @@
+"""The policy: a causal language model, its tokenizer, and one function that scores response tokens."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from tepo.errors import TepoError
+from tepo.policy.head import Head, HeadOutput, score_hidden
+
+
+@dataclass(frozen=True)
+class Row:
+    """A prompt and one response to it, as token ids; the response as it was sampled."""
+
+    prompt: Sequence[int]
+    response: Sequence[int]
+
+    def __len__(self) -> int:
+        return len(self.prompt) + len(self.response)
+
+
+@dataclass(frozen=True)
+class TokenScores:
+    """Values of the N response tokens of some rows, row after row. See TokenBatch.
+
+    hidden: [N, D] states that predict the tokens; kept for the exact KL, without a gradient.
+    """
+
+    logp: Tensor
+    entropy: Tensor
+    entropy_direction: Tensor | None
+    exact_kl: Tensor | None
+    hidden: Tensor
+
+
+class Policy:
+    """A model that is trained or frozen. Both the old and the new log-probs and entropies come from `score`.
+
+    temperature: divides the logits, as when sampling. autocast: dtype of the arithmetic inside the model, or None.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        temperature: float = 1.0,
+        autocast: torch.dtype | None = None,
+    ) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.temperature = temperature
+        self.autocast = autocast
+        disable_dropout(model)
+        self.end_tokens = end_tokens(model, tokenizer)
+        self.pad_token = pad_token(tokenizer, self.end_tokens)
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @property
+    def base(self) -> PreTrainedModel:
+        """The transformers model itself, inside adapters if there are any."""
+        wrapped: Any = self.model
+        base: PreTrainedModel = wrapped.get_base_model() if hasattr(wrapped, "get_base_model") else wrapped
+        return base
+
+    @property
+    def context_length(self) -> int | None:
+        """The longest prompt and response that the model's positions allow, in tokens."""
+        return getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+
+    @property
+    def vocabulary(self) -> int:
+        return int(self.model.config.get_text_config().vocab_size)
+
+    @property
+    def head(self) -> Head:
+        return Head.of(self.base)
+
+    def precision(self) -> contextlib.AbstractContextManager[object]:
+        """The context in which the model's arithmetic runs."""
+        if self.autocast is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=self.autocast)
+
+    def score(
+        self,
+        rows: Sequence[Row],
+        *,
+        entropy_gradient: bool = False,
+        entropy_direction: bool = False,
+        kl_target: tuple[Head, Tensor] | None = None,
+    ) -> TokenScores:
+        """Log-probs and entropies of the response tokens of `rows`, at the policy's temperature.
+
+        Every row must have a token of prompt and one of response. kl_target: head and hidden states [N, D] of another
+        policy for the same tokens. The other options: `score_hidden`.
+        """
+        ids, attention, predicts = _pad(rows, self.pad_token)
+        ids, attention, predicts = ids.to(self.device), attention.to(self.device), predicts.to(self.device)
+        with self.precision():
+            positions = (attention.cumsum(-1) - 1).clamp(min=0)
+            decoder = self.base.get_decoder()
+            states = decoder(input_ids=ids, attention_mask=attention, position_ids=positions, use_cache=False)
+            hidden = states.last_hidden_state[predicts]
+            targets = ids.roll(-1, dims=1)[predicts]
+            out: HeadOutput = score_hidden(
+                self.head,
+                hidden,
+                targets,
+                self.vocabulary,
+                self.temperature,
+                entropy_gradient=entropy_gradient,
+                entropy_direction=entropy_direction,
+                kl_target=kl_target,
+            )
+        return TokenScores(out.logp, out.entropy, out.entropy_direction, out.exact_kl, hidden.detach())
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Without gradients, in evaluation mode."""
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            self.model.train(was_training)
+
+    def check_head(self) -> None:
+        """Compare `score` with the model's own logits on a few tokens, and left with right padding.
+
+        Raises TepoError when they differ: the model's output layer does something that tepo does not know of.
+        """
+        ids = torch.arange(1, 7, device=self.device) % self.vocabulary
+        row = Row(ids[:2].tolist(), ids[2:].tolist())
+        saved, self.temperature, self.autocast = (self.temperature, self.autocast), 1.0, None
+        try:
+            with self.evaluating():
+                ours = self.score([row]).logp
+                logits = self.model(input_ids=ids[None], use_cache=False).logits[0, 1:-1]
+        finally:
+            self.temperature, self.autocast = saved
+        theirs = torch.log_softmax(logits.to(ours.dtype), -1).gather(-1, ids[2:, None]).squeeze(-1)
+        if not torch.allclose(ours, theirs, rtol=1e-3, atol=1e-3):
+            raise TepoError(
+                f"model {self.model.config.name_or_path or type(self.base).__name__}: its own log-probs "
+                f"{theirs.tolist()} differ from those of tepo's output layer {ours.tolist()}; this architecture is not "
+                "supported"
+            )
+
+
+def _pad(rows: Sequence[Row], pad: int) -> tuple[Tensor, Tensor, Tensor]:
+    """-> ids, attention mask, which positions predict a response token: [rows, longest], padded on the right."""
+    width = max(map(len, rows))
+    ids = torch.full((len(rows), width), pad)
+    attention = torch.zeros((len(rows), width), dtype=torch.long)
+    predicts = torch.zeros((len(rows), width), dtype=torch.bool)
+    for i, row in enumerate(rows):
+        if not len(row.prompt) or not len(row.response):
+            raise ValueError(
+                f"row {i}: {len(row.prompt)} prompt and {len(row.response)} response tokens; both need one"
+            )
+        ids[i, : len(row)] = torch.tensor([*row.prompt, *row.response])
+        attention[i, : len(row)] = 1
+        predicts[i, len(row.prompt) - 1 : len(row) - 1] = True
+    return ids, attention, predicts
+
+
+def disable_dropout(model: PreTrainedModel) -> None:
+    """Dropout would make the ratio noise: old and new log-probs must come from the same network."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        if isinstance(getattr(module, "attention_dropout", None), float):
+            setattr(module, "attention_dropout", 0.0)  # noqa: B010 (a plain attribute, not a tensor)
+
+
+def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Every token id that ends a response: the generation config may name several, the tokenizer one more."""
+    named: list[int] = []
+    for source in (getattr(model, "generation_config", None), model.config.get_text_config(), tokenizer):
+        value = getattr(source, "eos_token_id", None)
+        named += value if isinstance(value, list | tuple) else [] if value is None else [value]
+    if not named:
+        raise TepoError(
+            f"model {model.config.name_or_path}: neither the generation config nor the tokenizer names an end token "
+            "(eos_token_id); without one a response cannot end"
+        )
+    return frozenset(named)
+
+
+def pad_token(tokenizer: PreTrainedTokenizerBase, ends: frozenset[int]) -> int:
+    """A token id to fill rows with. It is never attended to or scored: an end token serves as well."""
+    return min(ends) if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)

@@ -1,0 +1,296 @@
+"""The loop: prompts, responses, verdicts, advantages, updates; readable from top to bottom."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from accelerate import Accelerator
+from rich.console import Console
+
+from tepo.config import Recipe
+from tepo.data import PromptStream
+from tepo.errors import TepoError
+from tepo.evaluate.accuracy import record as response_record
+from tepo.evaluate.session import AUTOCAST, Session
+from tepo.objectives.terms import KLMask
+from tepo.policy import Policy, load_model
+from tepo.seeds import derive_seed
+from tepo.train import checkpoint
+from tepo.train.display import Display, accuracy_text, final_table
+from tepo.train.run_folder import RunFolder
+from tepo.train.sample import Collector, Rollout
+from tepo.train.update import Updater, learning_rate_at
+
+SKIPPED_STEPS_LIMIT = 10
+"""Steps in a row whose gradient is not finite before a run gives up."""
+
+
+def train(recipe: Recipe, *, resume: bool = False, console: Console | None = None) -> Path:
+    """Run a recipe from start to end, or on from its newest checkpoint. -> the run folder.
+
+    Raises TepoError for whatever in the recipe cannot be used; a new run writes nothing before everything is loaded.
+    """
+    console = console or Console()
+    folder = RunFolder(Path(recipe.output))
+    if not resume and (folder.path / "config.yaml").exists():
+        folder.create(recipe)  # says what to do
+    start = _newest_checkpoint(folder) if resume else None
+    with Session.open(recipe, model=str(start) if start else None) as session:
+        if start is None:
+            folder.create(recipe)
+        Trainer(recipe, session, folder, console).run(start)
+    return folder.path
+
+
+class Trainer:
+    """One run. Its whole state is: the model, the optimizer, the step, the place in the data, the rollout in use."""
+
+    def __init__(self, recipe: Recipe, session: Session, folder: RunFolder, console: Console) -> None:
+        self.recipe = recipe
+        self.session = session
+        self.folder = folder
+        self.console = console
+        self.objective = recipe.objective.build()
+        self.accelerator = Accelerator(
+            cpu=session.policy.device.type == "cpu",
+            log_with=["tensorboard", *recipe.trackers],
+            project_dir=folder.path,
+        )
+        self.updater = Updater(
+            session.policy, self.objective, recipe.trainer, self._reference(), backward=self.accelerator.backward
+        )
+        self.stream = PromptStream(session.train, derive_seed(recipe.seed, "prompts"))
+        self.collector = Collector(
+            recipe, self.objective, self.stream, session.engine, session.judge, session.render, session.decode
+        )
+        self.step = 0
+        self.rollout: Rollout | None = None
+        self.evaluations: list[dict[str, Any]] = []
+        self.skipped = 0
+        self.tokens = 0
+        self.seconds: dict[str, float] = {}
+
+    def run(self, start: Path | None) -> None:
+        """Train up to the recipe's last step; `start` is the checkpoint to go on from."""
+        if start is not None:
+            self._restore(start)
+        self.accelerator.init_trackers("tensorboard", config=_flat(self.recipe.model_dump(mode="json")))
+        config = self.recipe
+        with Display(self.console, config.trainer.steps, self.step) as display:
+            self._introduce(display, start)
+            if self.step == 0 and config.evaluation.before:
+                self._evaluate(display, greedy=config.evaluation.greedy)
+            began, first_token = time.monotonic(), self.tokens
+            while self.step < config.trainer.steps:
+                metrics = self._one_step()
+                metrics["tokens_per_second"] = (self.tokens - first_token) / (time.monotonic() - began)
+                self._log(metrics, display)
+                last = self.step == config.trainer.steps
+                if self._due(config.evaluation.every) and not last:
+                    self._evaluate(display)
+                if self._due(config.checkpoint.every) and not last:
+                    self._save()
+            if config.evaluation.after:
+                self._evaluate(display, greedy=config.evaluation.greedy)
+            final = self._save()
+        self.accelerator.end_training()
+        self._finish(final)
+
+    def _one_step(self) -> dict[str, float]:
+        """One optimizer step, after a new rollout if the last one is used up. -> its metrics."""
+        updates = self.recipe.trainer.updates_per_rollout
+        index, update = divmod(self.step, updates)
+        self.seconds = {}
+        if update == 0 or self.rollout is None:
+            self._new_rollout(index)
+        assert self.rollout is not None
+        samples = self.rollout.minibatch(update, updates)
+        with self._timed("update"):
+            metrics = self.updater.step(samples, learning_rate_at(self.recipe.trainer, self.step))
+        self.step += 1
+        self.tokens += sum(len(sample.response.ids) for sample in samples)
+        self._count_skipped(metrics["skipped"])
+        times = {f"seconds/{name}": seconds for name, seconds in self.seconds.items()}
+        return {"step": self.step, "rollout": index} | self.rollout.metrics | metrics | times
+
+    def _new_rollout(self, index: int) -> None:
+        updates = self.recipe.trainer.updates_per_rollout
+        with self._timed("rollout"):
+            self.rollout = self.collector.collect(index)
+        with self._timed("old_scores"):
+            self.updater.score_reference(self.rollout.samples)
+            # The first update finds the policy as it was when it sampled: its own scores are the old ones.
+            for update in range(1, updates):
+                self.updater.score_old(self.rollout.minibatch(update, updates))
+        self.folder.write_rollout(
+            index,
+            (
+                response_record(sample.problem, sample.response, sample.verdict, self.session.decode)
+                | {"group": sample.group, "reward": sample.reward, "advantage": sample.advantage}
+                for sample in self.rollout.samples
+            ),
+        )
+
+    def _evaluate(self, display: Display, *, greedy: bool = False) -> None:
+        """Sampled accuracy, and greedy beside it, into eval.json; responses into evaluations/."""
+        entry: dict[str, Any] = {"step": self.step}
+        for kind in ("sampled", "greedy") if greedy else ("sampled",):
+            result = self.session.evaluate(self.step, greedy=kind == "greedy")
+            entry[kind] = result.summary()
+            self.folder.write_responses(f"step_{self.step:06d}_{kind}", result.responses)
+        self.evaluations.append(entry)
+        self.folder.write_evaluations(self.evaluations)
+        greedy_text = f", greedy {accuracy_text(entry['greedy'])}" if greedy else ""
+        display.note(f"step {self.step}: held-out accuracy {accuracy_text(entry['sampled'])}{greedy_text}", "bold")
+        self.accelerator.log({"eval/accuracy": entry["sampled"]["accuracy"]}, step=self.step)
+
+    def _log(self, metrics: dict[str, float], display: Display) -> None:
+        self.folder.append_metrics(metrics)
+        self.accelerator.log({key: value for key, value in metrics.items() if key != "step"}, step=self.step)
+        display.step(metrics)
+
+    def _due(self, every: int | None) -> bool:
+        return every is not None and self.step % every == 0
+
+    def _count_skipped(self, skipped: float) -> None:
+        self.skipped = self.skipped + 1 if skipped else 0
+        if self.skipped == SKIPPED_STEPS_LIMIT:
+            raise TepoError(
+                f"the gradient was not finite in {SKIPPED_STEPS_LIMIT} steps in a row, up to step {self.step}; the "
+                f"weights are as before them. Lower trainer.learning_rate ({self.recipe.trainer.learning_rate:g}) and "
+                "resume from a checkpoint"
+            )
+
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        began = time.monotonic()
+        yield
+        self.seconds[name] = time.monotonic() - began
+
+    def _reference(self) -> Policy | None:
+        """The policy before training, if a term needs it: the model without its adapter, or a frozen second copy."""
+        if not self.objective.needs_reference:
+            return None
+        policy = self.session.policy
+        if self.recipe.model.lora:
+            return AdapterOff(policy)
+        model, tokenizer = load_model(self.recipe.model, trainable=False)
+        model.to(policy.device)  # type: ignore[arg-type]
+        model.requires_grad_(False)
+        return Policy(model, tokenizer, self.recipe.rollout.temperature, AUTOCAST[self.recipe.model.dtype])
+
+    def _introduce(self, display: Display, start: Path | None) -> None:
+        recipe, trained = self.recipe, sum(p.numel() for p in self.updater.parameters)
+        display.note(
+            f"{self.objective.title}\n"
+            f"data: {recipe.data.name}, {len(self.session.train):,} problems, {len(self.session.test):,} held out\n"
+            f"model: {recipe.model.name}, {trained:,} trained parameters, {recipe.model.dtype} on "
+            f"{self.session.policy.device}"
+        )
+        if start is not None:
+            display.note(f"resumed from {start}")
+        for reason, count in self.session.dropped.items():
+            display.note(f"left out: {count} problems ({reason})", "yellow")
+        for message in degenerate_settings(recipe):
+            display.note(f"note: {message}", "yellow")
+
+    def _save(self) -> Path:
+        """A checkpoint from which the run goes on exactly as it would have."""
+        index = {problem.id: i for i, problem in enumerate(self.session.train)}
+        in_use = self.step % self.recipe.trainer.updates_per_rollout != 0 and self.rollout is not None
+        old_head = self.updater.old_head
+        state = {
+            "step": self.step,
+            "tokens": self.tokens,
+            "stream": self.stream.state_dict(),
+            "optimizer": self.updater.optimizer.state_dict(),
+            "rollout": checkpoint.pack_rollout(self.rollout, index) if in_use and self.rollout else None,
+            "old_head": old_head.layer.state_dict() if in_use and old_head else None,
+            "evaluations": self.evaluations,
+        }
+        policy, keep = self.session.policy, self.recipe.checkpoint.keep
+        return checkpoint.save_checkpoint(self.folder.checkpoints, self.step, policy, state, keep)
+
+    def _restore(self, start: Path) -> None:
+        """The inverse of `_save`; the weights were loaded with the session."""
+        state = checkpoint.load_state(start)
+        self.step, self.tokens = state["step"], state["tokens"]
+        self.stream.load_state_dict(state["stream"])
+        self.updater.optimizer.load_state_dict(state["optimizer"])
+        self.evaluations = state["evaluations"]
+        if state["rollout"] is not None:
+            self.rollout = checkpoint.unpack_rollout(state["rollout"], self.session.train)
+        if state["old_head"] is not None:
+            head = self.session.policy.head.frozen()
+            head.layer.load_state_dict(state["old_head"])
+            self.updater.old_head = head
+        self.folder.rewind(self.step, (self.step - 1) // self.recipe.trainer.updates_per_rollout)
+
+    def _finish(self, final: Path) -> None:
+        """Before and after, and where everything is."""
+        if self.evaluations:
+            self.console.print(final_table(self.evaluations))
+        places = {
+            "model": final,
+            "metrics": self.folder.metrics,
+            "accuracy": self.folder.evaluation,
+            "responses": self.folder.path / "rollouts",
+            "curves": f"tensorboard --logdir {self.folder.path}",
+        }
+        for name, place in places.items():
+            self.console.print(f"{name:<10}{place}", markup=False, highlight=False, soft_wrap=True)
+
+
+class AdapterOff(Policy):
+    """The policy of a model with its adapter switched off."""
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__(policy.model, policy.tokenizer, policy.temperature, policy.autocast)
+
+    def score(self, *args: Any, **kwargs: Any) -> Any:
+        adapted: Any = self.model
+        with adapted.disable_adapter():
+            return super().score(*args, **kwargs)
+
+
+def degenerate_settings(recipe: Recipe) -> list[str]:
+    """What about a recipe makes its objective less than it looks, in words."""
+    objective, trainer = recipe.objective.build(), recipe.trainer
+    messages = []
+    if trainer.updates_per_rollout == 1 and objective.name.startswith("tepo"):
+        messages.append(
+            "with trainer.updates_per_rollout = 1 the policy is still the one that sampled: every ratio is 1, nothing "
+            "is clipped, the entropy has not changed and the KL mask is empty. TEPO is then DAPO without clip-higher; "
+            "2 or more updates make the difference"
+        )
+    masks = [term for term in objective.terms if isinstance(term, KLMask)]
+    if masks and masks[0].beta == 0:
+        messages.append(
+            "objective.kl_mask.beta = 0: the mask is computed and has no effect; kl_mask=null leaves it out"
+        )
+    return messages
+
+
+def _newest_checkpoint(folder: RunFolder) -> Path:
+    found = checkpoint.checkpoint_folders(folder.checkpoints)
+    if not found:
+        raise TepoError(
+            f"output = {str(folder.path)!r} has no checkpoint to resume from: a run saves one every "
+            "checkpoint.every steps and at the end; start anew without --resume"
+        )
+    return found[-1]
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, str | int | float | bool]:
+    """Nested settings as dotted keys with values that trackers take."""
+    flat: dict[str, str | int | float | bool] = {}
+    for key, value in values.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value if isinstance(value, str | int | float | bool) else str(value)
+    return flat
