@@ -1,0 +1,194 @@
+"""From rows to problems: columns, types, answers, names. Every fault is one TepoError that names the row."""
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from tepo.config.data import Columns
+from tepo.data.problem import ChatMessage, Problem, normalised
+from tepo.data.read import Row, RowPlace, reach
+from tepo.errors import TepoError
+
+ROLES = ("system", "user", "assistant", "tool", "developer")
+
+
+def problems_from(
+    rows: Iterable[Row],
+    choices: Sequence[Columns],
+    source: str,
+    *,
+    boxed: bool = False,
+    wrapping: tuple[str, str] = ("", ""),
+    deduplicate: bool = False,
+) -> tuple[list[Problem], int]:
+    """Read rows as problems; the first of `choices` whose columns the first row has is used for all.
+
+    A worked solution that ends in `#### answer` (GSM8K) stands for its answer. With `deduplicate` only the first row
+    of each question is kept. Returns the problems and the number of repeats left out.
+
+    Raises:
+        TepoError: no rows, a column that is missing, a value of the wrong type, no answer, a repeated id.
+    """
+    problems: list[Problem] = []
+    places: dict[str, RowPlace] = {}
+    seen: set[str] = set()
+    columns: Columns | None = None
+    repeated = 0
+    for place, row in rows:
+        columns = columns or _fitting(choices, row)
+        problem = _problem(place, row, columns, boxed=boxed, wrapping=wrapping)
+        if deduplicate:
+            question = normalised(problem)
+            if question in seen:
+                repeated += 1
+                continue
+            seen.add(question)
+        if problem.id in places:
+            raise TepoError(
+                f"{place}: the id {problem.id!r} is that of {places[problem.id]} too; ids must differ "
+                f"(leave data.columns.id out to number the rows)"
+            )
+        places[problem.id] = place
+        problems.append(problem)
+    if not problems:
+        raise TepoError(f"{source}: there are no rows in it; at least one problem is needed")
+    return problems, repeated
+
+
+def _fitting(choices: Sequence[Columns], row: Mapping[str, Any]) -> Columns:
+    for columns in choices:
+        if _has(row, columns.problem) and _has(row, columns.answer):
+            return columns
+    return choices[0]
+
+
+def _has(row: Mapping[str, Any], column: str) -> bool:
+    try:
+        reach(row, column)
+    except KeyError:
+        return False
+    return True
+
+
+def _value(place: RowPlace, row: Mapping[str, Any], column: str, key: str) -> Any:
+    try:
+        return reach(row, column)
+    except KeyError:
+        near = difflib.get_close_matches(column, _all_columns(row), n=2, cutoff=0.5)
+        hint = f"; nearest: {', '.join(near)}" if near else ""
+        raise TepoError(
+            f"{place}: there is no column {column!r} (data.columns.{key}); "
+            f"found {', '.join(map(str, row)) or 'none'}{hint}"
+        ) from None
+
+
+def _all_columns(row: Mapping[str, Any], prefix: str = "") -> list[str]:
+    names: list[str] = []
+    for name, value in row.items():
+        names.append(f"{prefix}{name}")
+        if isinstance(value, Mapping):
+            names += _all_columns(value, f"{prefix}{name}.")
+    return names
+
+
+def _problem(
+    place: RowPlace, row: Mapping[str, Any], columns: Columns, *, boxed: bool, wrapping: tuple[str, str]
+) -> Problem:
+    prompt = _prompt(place, _value(place, row, columns.problem, "problem"), columns.problem)
+    answer = _answer(place, _value(place, row, columns.answer, "answer"), columns.answer, boxed=boxed)
+    name = _name(place, row, columns)
+    used = {columns.problem, columns.answer, columns.id}
+    info = {key: value for key, value in row.items() if key not in used}
+    return Problem(name, _unwrapped(prompt, wrapping), answer, info)
+
+
+def _name(place: RowPlace, row: Mapping[str, Any], columns: Columns) -> str:
+    if columns.id is None:
+        # A file may hold several named sources; its own `id` is the better name, where it is there.
+        name = row.get("id")
+        return str(name) if isinstance(name, str | int) and str(name) else f"row-{place.number}"
+    name = _value(place, row, columns.id, "id")
+    if isinstance(name, bool) or not isinstance(name, str | int) or str(name) == "":
+        raise TepoError(f"{place}: column {columns.id!r} holds {_shown(name)}; an id must be a text or a whole number")
+    return str(name)
+
+
+def _prompt(place: RowPlace, value: Any, column: str) -> str | tuple[ChatMessage, ...]:
+    if isinstance(value, str):
+        if not value.strip():
+            raise TepoError(f"{place}: column {column!r} is empty; a problem must have a text")
+        return value
+    if isinstance(value, list | tuple) and value:
+        return tuple(_message(place, message, column) for message in value)
+    raise TepoError(
+        f"{place}: column {column!r} holds {_shown(value)}; a problem must be a text or a list of chat messages"
+    )
+
+
+def _message(place: RowPlace, message: Any, column: str) -> ChatMessage:
+    role = message.get("role") if isinstance(message, Mapping) else None
+    content = message.get("content") if isinstance(message, Mapping) else None
+    if role not in ROLES or not isinstance(content, str):
+        raise TepoError(
+            f"{place}: column {column!r} has the message {_shown(message)}; a message must have a `role` "
+            f"({', '.join(ROLES)}) and a `content` that is a text"
+        )
+    return {"role": str(role), "content": content}
+
+
+def _answer(place: RowPlace, value: Any, column: str, *, boxed: bool) -> str:
+    if value is None or (isinstance(value, str) and not value.strip()):
+        raise TepoError(
+            f"{place}: no answer (column {column!r} is {'null' if value is None else 'empty'}); each row needs one"
+        )
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise TepoError(f"{place}: column {column!r} holds {_shown(value)}; an answer must be a text or a number")
+    text = str(value)
+    if "####" in text:
+        text = text.rsplit("####", 1)[1].strip()
+        if not text:
+            raise TepoError(
+                f"{place}: no answer (nothing follows the last #### in column {column!r}); each row needs one"
+            )
+    elif boxed:
+        inside = boxed_answer(text)
+        if not inside:
+            raise TepoError(
+                f"{place}: no answer (no \\boxed{{...}} in the solution in column {column!r}); each row needs one"
+            )
+        text = inside
+    return text
+
+
+def boxed_answer(solution: str) -> str | None:
+    """Content of the last `\\boxed{...}` (or `\\fbox`) of a worked solution, braces nested; None when there is none."""
+    start = max(solution.rfind("\\boxed"), solution.rfind("\\fbox"))
+    if start < 0:
+        return None
+    rest = solution[start:].removeprefix("\\boxed").removeprefix("\\fbox").lstrip()
+    if not rest.startswith("{"):
+        bare = rest.split("$")[0].split()
+        return bare[0].rstrip(".,") if bare else None
+    depth, escaped = 0, False
+    for index, character in enumerate(rest):
+        depth += 0 if escaped else (character == "{") - (character == "}")
+        escaped = character == "\\" and not escaped
+        if depth == 0:
+            return rest[1:index].strip()
+    return None
+
+
+def _unwrapped(prompt: str | tuple[ChatMessage, ...], wrapping: tuple[str, str]) -> str | tuple[ChatMessage, ...]:
+    before, after = wrapping
+    if not (before or after):
+        return prompt
+    if not isinstance(prompt, str):
+        if len(prompt) != 1 or prompt[0]["role"] != "user":
+            return prompt
+        prompt = prompt[0]["content"]
+    return prompt.removeprefix(before).removesuffix(after)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return f"{text[:60]}{'...' if len(text) > 60 else ''} ({type(value).__name__})"

@@ -1,0 +1,148 @@
+"""Judging a mathematical answer: our extraction, math-verify's parser and comparison.
+
+Everything here runs in the current process and has no time limit of its own: `tepo.rewards.pool` runs it in a
+worker. math-verify's time-outs are signals, which fail off the main thread and turn every reward into 0 (verl
+issue 3407); they are off.
+"""
+
+import logging
+import re
+from functools import lru_cache
+from typing import Any
+
+from tepo.rewards.extract import FUNCTION_WORDS, find_answer
+from tepo.rewards.normalise import as_latex, as_number, as_text, tidy, without_letter_unit
+from tepo.rewards.verdict import Status, Verdict, failed
+
+MAX_ANSWER = 2_000
+"""Characters of an extracted answer; longer ones are not answers, and cost the parser much."""
+
+_WORDS = re.compile(r"[^\W\d_][\w\s.,'’()/:-]*")
+_ORDERED_NUMBERS = re.compile(r"\d{1,2}:\d{1,3}(?::\d{1,3})?")
+logging.getLogger("math_verify").setLevel(logging.CRITICAL)
+logging.getLogger("latex2sympy2_extended").setLevel(logging.CRITICAL)
+
+
+@lru_cache(maxsize=4096)
+def _parse(latex: str) -> tuple[Any, ...]:
+    """The SymPy readings of an answer; empty when it cannot be read."""
+    from latex2sympy2_extended import NormalizationConfig
+    from math_verify import LatexExtractionConfig, parse
+
+    # `tidy` takes units away with more care: math-verify reads `3m` as 3.
+    spelling = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none")
+
+    one_line = " ".join(latex.split())
+    readings = parse(
+        f"${one_line}$",
+        [LatexExtractionConfig(boxed_match_priority=-1, normalization_config=spelling)],
+        fallback_mode="no_fallback",
+        parsing_timeout=None,
+    )
+    return tuple(readings)
+
+
+def _compare(gold: tuple[Any, ...], answer: tuple[Any, ...]) -> bool:
+    from math_verify import verify
+
+    equal = verify(list(gold), list(answer), float_rounding=6, strict=True, timeout_seconds=None)
+    return bool(equal) and _relatively_close(gold[0], answer[0])
+
+
+def _relatively_close(gold: Any, answer: Any) -> bool:
+    """False for two numbers that only rounding to six decimals makes equal (2^-98 and 2^-99, math-verify issue 14)."""
+    import sympy
+
+    if not all(isinstance(side, sympy.Expr) and side.is_number for side in (gold, answer)):
+        return True
+    # Twenty digits: a difference that cancels is found without turning huge powers into floats.
+    left, right = sympy.N(gold, 20), sympy.N(answer, 20)
+    if not (left.is_finite and right.is_finite):
+        return True
+    if gold == 0 or answer == 0:
+        return bool((gold - answer).equals(0))  # nothing is close to zero in proportion
+    return bool(abs(left - right) <= 1e-5 * max(abs(left), abs(right)))
+
+
+def _is_words(text: str) -> bool:
+    return bool(_WORDS.fullmatch(text)) and any(character.isalpha() for character in text)
+
+
+def _is_phrase(text: str) -> bool:
+    """Words of a language, and not letters that stand for numbers: three letters or more that name no function."""
+    runs = re.findall(r"[^\W\d_]{3,}", text)
+    return _is_words(text) and bool(runs) and not any(run in FUNCTION_WORDS for run in runs)
+
+
+def readable_gold(gold: str) -> bool:
+    """Whether a gold answer can be compared with anything: a number, words, or LaTeX that parses."""
+    tidied = tidy(_gold_text(gold))
+    if not tidied or len(tidied) > MAX_ANSWER:
+        return False
+    return as_number(tidied) is not None or _is_words(as_text(tidied)) or bool(_parse(as_latex(tidied)))
+
+
+def _gold_text(gold: str) -> str:
+    if "\\boxed" in gold or "\\fbox" in gold or "####" in gold:
+        found = find_answer(gold)
+        return found.text if found else ""
+    return gold.strip()
+
+
+def judge_math_here(prediction: str, gold: str) -> Verdict:
+    """Judge `prediction` (a response, or an answer alone) against `gold`, in this process and without a time limit.
+
+    Extraction follows `tepo.rewards.extract` (last box, answer tag, `####`, "answer is", the whole when it is a bare
+    answer, last maths, last number). Numbers are compared exactly, words without case, everything else by
+    math-verify. An unreadable gold pays nothing, even to the same string: its status is `error` (TRL PR 5902).
+    """
+    if not readable_gold(gold):
+        return failed(Status.ERROR, f"the gold answer {gold[:80]!r} cannot be read, so nothing can be correct")
+    found = find_answer(prediction)
+    if found is None:
+        return failed(Status.NO_ANSWER, "no box, no final answer, no formula and no number in the response")
+    if len(found.text) > MAX_ANSWER:
+        detail = f"an answer of {len(found.text)} characters; at most {MAX_ANSWER} are read"
+        return failed(Status.UNPARSABLE, detail, found.text[:80])
+    return _judge_answer(found.text, _gold_text(gold), found.rule)
+
+
+def _judge_answer(answer: str, gold: str, rule: str) -> Verdict:
+    tidied, tidied_gold = tidy(answer), tidy(gold)
+    if not tidied:
+        return failed(Status.NO_ANSWER, f"the answer found ({rule}) is empty", answer)
+    gold_number = as_number(tidied_gold)
+    if gold_number is not None:
+        tidied = without_letter_unit(tidied)
+    number = as_number(tidied)
+    if number is not None and gold_number is not None and _exact_enough(tidied, tidied_gold):
+        return _verdict(number == gold_number, answer, f"numbers, by {rule}")
+    if _same_spelling(tidied, tidied_gold):
+        return _verdict(True, answer, f"the same spelling, by {rule}")
+    if _ORDERED_NUMBERS.fullmatch(tidied_gold) and _ORDERED_NUMBERS.fullmatch(tidied):
+        return _verdict(False, answer, f"ratios or times, by {rule}")
+    if _is_phrase(as_text(tidied_gold)) and _is_phrase(as_text(tidied)):
+        return _verdict(False, answer, f"words, by {rule}")
+    gold_readings, readings = _parse(as_latex(tidied_gold)), _parse(as_latex(tidied))
+    if not readings:
+        return failed(Status.UNPARSABLE, f"the answer found ({rule}) cannot be read", answer)
+    return _verdict(_compare(gold_readings, readings), answer, f"math-verify, by {rule}")
+
+
+def _exact_enough(answer: str, gold: str) -> bool:
+    """Two decimals or two fractions are compared exactly; a decimal for a fraction may be rounded, so not here."""
+    decimal = "." in answer or "." in gold
+    fraction = "/" in answer + gold or "frac" in answer + gold
+    return not (decimal and fraction)
+
+
+def _same_spelling(answer: str, gold: str) -> bool:
+    return as_text(answer) == as_text(gold) if _is_words(as_text(gold)) else _squeeze(answer) == _squeeze(gold)
+
+
+def _squeeze(text: str) -> str:
+    return "".join(text.split())
+
+
+def _verdict(correct: bool, answer: str, how: str) -> Verdict:
+    return Verdict(Status.CORRECT if correct else Status.WRONG, 1.0 if correct else 0.0, answer, f"compared as {how}")

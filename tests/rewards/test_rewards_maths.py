@@ -1,0 +1,135 @@
+"""Judging of mathematical answers, in this process: extraction, comparison, what never pays."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tepo.rewards.exact import judge_exact
+from tepo.rewards.extract import MAX_REGION, find_answer, last_boxed
+from tepo.rewards.maths import MAX_ANSWER, judge_math_here, readable_gold
+from tepo.rewards.verdict import Status, Verdict
+
+
+@pytest.mark.parametrize(
+    ("response", "answer"),
+    [
+        (r"so \boxed{\frac{1}{\sqrt{2}}} is it", r"\frac{1}{\sqrt{2}}"),
+        (r"\boxed{1} then \boxed{2}", "2"),
+        (r"\boxed 7", "7"),
+        (r"\fbox{7}", "7"),
+        (r"\boxed{\{1,2\}}", r"\{1,2\}"),
+        (r"\boxed{2}, \boxed{3} and \boxed{5}", "2, 3, 5"),
+        (r"\boxed{42 and then \boxed{43}", "43"),
+        (r"\boxed{42}. Again: \boxed{", None),
+        (r"\boxed{}", None),
+        ("x\n#### 10\nmore\n#### 1,234\n", "1,234"),
+        ("#### ", None),
+        ("<answer>-5.5</answer> done 7", "-5.5"),
+        ("Answer: 41 was a guess.\nAnswer: 42", "42"),
+        ("The answer is 72, in total, so the farmer earns that much.", "72"),
+        (r"10/9", "10/9"),
+        (r"\frac{10}{9}", r"\frac{10}{9}"),
+        ("first $x=3$, then we see that $y = 4$ holds here", "y = 4"),
+        ("they sold 12 apples and then 30 pears in all of it", "30"),
+        ("I really do not know what to say about this", None),
+        ("", None),
+        ("  \n", None),
+    ],
+)
+def test_extraction(response: str, answer: str | None) -> None:
+    found = find_answer(response)
+    assert (found.text if found else None) == answer
+
+
+def test_only_the_end_of_a_long_response_is_read() -> None:
+    assert find_answer(r"\boxed{1}" + " word" * MAX_REGION) is None
+    assert judge_math_here("word " * 100_000 + r"\boxed{1}", "1").correct
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.recursive(st.sampled_from(["x", "1", r"\}", " "]), lambda inner: inner.map(lambda text: "{" + text + "}")))
+def test_balanced_content_comes_out_of_a_box_unchanged(content: str) -> None:
+    assert last_boxed(f"text \\boxed{{{content}}} text") == content
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(max_size=60).map(lambda text: text.replace("1", "\\boxed{").replace("2", "}")))
+def test_extraction_takes_any_text(text: str) -> None:
+    find_answer(text)
+
+
+@pytest.mark.parametrize(
+    ("prediction", "gold", "status"),
+    [
+        (r"\boxed{\frac{10}{9}}", "10/9", Status.CORRECT),
+        (r"\boxed{\sqrt{\frac{3}{4}}}", r"\frac{\sqrt{3}}{2}", Status.CORRECT),
+        ("#### 1,080", "1080", Status.CORRECT),
+        ("0.5", r"\frac12", Status.CORRECT),
+        (r"\boxed{(x-1)(x+1)}", "x^2-1", Status.CORRECT),
+        (r"\boxed{25}", "025", Status.CORRECT),
+        (r"\boxed{\text{Evelyn}}", "evelyn", Status.CORRECT),
+        (r"\boxed{\text{odd}}", "even", Status.WRONG),
+        (r"\boxed{43}", "42", Status.WRONG),
+        ("5.1", "5", Status.WRONG),
+        (r"\boxed{\frac{1}{2^{98}}}", r"\frac{1}{2^{99}}", Status.WRONG),
+        (r"\boxed{0}", r"1.2 \times 10^{-56}", Status.WRONG),
+        ("3", "3m", Status.WRONG),
+        ("3m", "3", Status.CORRECT),
+        ("2", r"2\mathrm{e}", Status.WRONG),
+        (r"\boxed{\sqrt{2}\sqrt{3}-\sqrt{6}}", "0", Status.CORRECT),
+        (r"\boxed{\frac{1}{}}", "3", Status.UNPARSABLE),
+        ("", "4", Status.NO_ANSWER),
+        (r"\boxed{}", "4", Status.NO_ANSWER),
+    ],
+)
+def test_judging(prediction: str, gold: str, status: Status) -> None:
+    verdict = judge_math_here(prediction, gold)
+    assert verdict.status is status
+    assert verdict.score == float(verdict.correct) == float(status is Status.CORRECT)
+
+
+@pytest.mark.parametrize(
+    "gold", ["", "  ", r"\text{}", r"\frac{1}{", r"\boxed{}", r"\boxed{7", "$$", "x" * (MAX_ANSWER + 1)]
+)
+def test_an_unreadable_gold_never_pays(gold: str) -> None:
+    assert not readable_gold(gold)
+    for prediction in (gold, f"\\boxed{{{gold}}}", "", "0", r"\boxed{1}"):
+        verdict = judge_math_here(prediction, gold)
+        assert verdict.status is Status.ERROR
+        assert verdict.score == 0.0
+        assert "gold" in verdict.detail
+
+
+def test_an_endless_answer_is_unparsable() -> None:
+    verdict = judge_math_here(r"\boxed{" + "1+" * MAX_ANSWER + "1}", "7")
+    assert verdict.status is Status.UNPARSABLE
+
+
+def test_agreement_with_the_labelled_pairs(shared_data: Path) -> None:
+    rows = [json.loads(line) for line in (shared_data / "answer_pairs.jsonl").read_text("utf-8").splitlines()]
+    verdicts = [judge_math_here(row["prediction"], row["gold"]) for row in rows]
+    agreed = [verdict.correct == row["equal"] for verdict, row in zip(verdicts, rows, strict=True)]
+    paid_wrongly = [row for verdict, row in zip(verdicts, rows, strict=True) if verdict.correct and not row["equal"]]
+    assert len(rows) == 298
+    assert sum(agreed) / len(rows) >= 0.97
+    assert paid_wrongly == []
+
+
+def test_exact() -> None:
+    assert judge_exact("2+9=11 ####1221", "1221").correct
+    assert judge_exact(r"\boxed{1221}", "1221").correct
+    assert judge_exact(" 1221<|im_end|>", "1221").correct
+    assert judge_exact("2+9=11 ####1222", "1221") == Verdict(Status.WRONG, 0.0, "1222", "another text")
+    assert judge_exact("1221.0", "1221").status is Status.WRONG
+    assert judge_exact("2+9=11 ####", "1221").status is Status.NO_ANSWER
+    assert judge_exact(r"\boxed{1221", "1221").status is Status.NO_ANSWER
+    assert judge_exact("", "").status is Status.ERROR
+
+
+def test_a_verdict_has_a_score_from_0_to_1() -> None:
+    for score in (1.5, -0.1, float("nan")):
+        with pytest.raises(ValueError, match="score"):
+            Verdict(Status.WRONG, score)
