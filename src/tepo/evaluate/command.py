@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from tepo.config import Recipe, load_recipe
+from tepo.config import DEFAULT_RECIPE, Recipe, load_recipe
 from tepo.evaluate.accuracy import Accuracy
 from tepo.evaluate.session import Session
 
@@ -47,8 +47,12 @@ def evaluate_model(
 
 
 def _recipe(model: str, data: str | None, config: str | None, overrides: Sequence[str]) -> Recipe:
-    own = Path(model).parent.parent / "config.yaml"
-    source = config or (str(own) if own.is_file() else None)
+    folder = Path(model).expanduser().absolute().parent
+    own = folder.parent / "config.yaml"
+    # Any other config.yaml two folders up has nothing to do with the model.
+    source = config or (str(own) if folder.name == "checkpoints" and own.is_file() else None)
+    if source is None and data in (None, DEFAULT_RECIPE):
+        source = DEFAULT_RECIPE
     chosen = [f"model.name={json.dumps(model)}"] + ([f"data={json.dumps(data)}"] if data else [])
     return load_recipe(source, [*chosen, *overrides])
 

@@ -1,18 +1,19 @@
 """Policy objectives: tensors in, a loss out. Open `table.py` to see them all; needs torch alone."""
 
-from tepo.objectives.advantages import GroupAdvantage
+from tepo.objectives.advantages import CenteredAdvantage, StandardizedAdvantage
 from tepo.objectives.batch import TokenBatch, Totals
 from tepo.objectives.objective import Objective, ObjectiveOutput, combine_metrics
 from tepo.objectives.table import get_objective, list_objectives
 from tepo.objectives.terms import EntropyBonus, KLMask, ReferenceKL
 
 __all__ = [
+    "CenteredAdvantage",
     "EntropyBonus",
-    "GroupAdvantage",
     "KLMask",
     "Objective",
     "ObjectiveOutput",
     "ReferenceKL",
+    "StandardizedAdvantage",
     "TokenBatch",
     "Totals",
     "combine_metrics",

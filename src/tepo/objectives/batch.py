@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,6 +14,22 @@ from torch import Tensor
 TOKEN_FIELDS = ("logp", "old_logp", "advantages", "entropy", "old_entropy", "ref_logp", "exact_kl", "entropy_direction")
 """The fields of a TokenBatch with one value for each token."""
 
+DIFFERENTIABLE = ("logp", "entropy", "exact_kl")
+"""Those among them that may carry a gradient."""
+
+
+def widest(device: torch.device) -> torch.dtype:
+    """float64 where the device has it."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def whole_numbers(name: str, labels: Tensor) -> Tensor:
+    """Labels as int64. Raises ValueError for fractions, which would merge."""
+    whole = labels.long()
+    if not torch.equal(whole.to(labels.dtype), labels):
+        raise ValueError(f"{name} holds labels that are not whole numbers")
+    return whole
+
 
 @dataclass(frozen=True)
 class Totals:
@@ -21,14 +38,18 @@ class Totals:
     Counted once for the whole step and handed to every micro-batch, so that a micro-batch contributes its share of
     one sum and the split changes nothing. Totals of ranks add up.
 
-    tokens: response tokens N. sequences: responses S with at least one token. groups: prompts with such a response.
+    tokens: response tokens N. sequences: responses S with at least one token. groups: prompts with such a response
+        (ranks hold whole groups).
     statistics: further sums over the whole step that an objective asked for (`Objective.totals`).
+    group_sizes: responses of each group label, where the totals were counted on a batch with rewards: a micro-batch
+        that brings rewards must hold whole groups.
     """
 
     tokens: int
     sequences: int
     groups: int
     statistics: Mapping[str, float] = field(default_factory=dict)
+    group_sizes: Mapping[int, int] = field(default_factory=dict)
 
     def __add__(self, other: Totals) -> Totals:
         if self.statistics.keys() != other.statistics.keys():
@@ -38,15 +59,16 @@ class Totals:
             self.sequences + other.sequences,
             self.groups + other.groups,
             {key: value + other.statistics[key] for key, value in self.statistics.items()},
+            dict(Counter(self.group_sizes) + Counter(other.group_sizes)),
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TokenBatch:
     """The real response tokens of S responses, concatenated: N values for each quantity and no padding.
 
     logp: [N] log-probability of each token under the current policy, temperature applied; carries the gradient.
-    old_logp: [N] the same under the policy that sampled. Never carries a gradient.
+    old_logp: [N] the same under the policy that sampled.
     sequence: [N] int64, the response (0..S-1) that a token belongs to, in any order.
     group: [S] int64, the prompt that a response answers; any labels.
     advantages: [N], or None when `rewards` [S] are given: then the objective makes them (`Objective.advantages`).
@@ -55,6 +77,9 @@ class TokenBatch:
     exact_kl: [N] KL divergence (nats) from the current policy to the target of a KL term, summed over the vocabulary.
     entropy_direction: [N] first-order change of the entropy when the token's own logit is raised along the policy
         gradient: sum_j p_j S_j - S_a with S_j = p_j (log p_j + H). Negative: raising the token lowers the entropy.
+
+    Only logp, entropy and exact_kl carry gradients, the others are detached. Half precision is refused (sums over long
+    responses stagnate in it); `from_padded` makes it float32.
     """
 
     logp: Tensor
@@ -72,6 +97,10 @@ class TokenBatch:
     def __post_init__(self) -> None:
         for name in ("sequence", *TOKEN_FIELDS):
             value = getattr(self, name)
+            if value is not None and value.is_floating_point() and value.itemsize < 4:
+                raise ValueError(f"{name} is {value.dtype}; float32 or float64 is wanted (from_padded converts)")
+            if value is not None and name not in DIFFERENTIABLE:
+                object.__setattr__(self, name, value.detach())
             if value is not None and value.shape != self.logp.shape:
                 raise ValueError(
                     f"{name} has shape {list(value.shape)}, logp has {list(self.logp.shape)}: one value a token"
@@ -129,7 +158,8 @@ class TokenBatch:
                 return None
             if padded.shape != logp.shape:
                 raise ValueError(f"{name} has shape {list(padded.shape)}, logp has {list(logp.shape)}")
-            return padded[real]
+            kept = padded[real]
+            return kept.float() if kept.is_floating_point() and kept.itemsize < 4 else kept
 
         if advantages is not None and advantages.dim() == 1:
             if advantages.shape != responses.shape:
@@ -139,7 +169,7 @@ class TokenBatch:
             advantages = advantages[:, None].expand_as(logp)
         tokens = {
             "logp": logp,
-            "old_logp": old_logp.detach(),
+            "old_logp": old_logp,
             "advantages": advantages,
             "entropy": entropy,
             "old_entropy": old_entropy,
@@ -149,7 +179,7 @@ class TokenBatch:
         }
         return cls(
             sequence=responses[:, None].expand_as(logp)[real],
-            group=responses if groups is None else groups.long(),
+            group=responses if groups is None else whole_numbers("groups", groups),
             rewards=rewards,
             **{name: flat(name, value) for name, value in tokens.items()},  # type: ignore[arg-type]
         )
@@ -173,7 +203,9 @@ class TokenBatch:
     def totals(self) -> Totals:
         """The counts of this batch, taken as the whole step. A response without a token counts nowhere."""
         present = self.lengths > 0
-        return Totals(self.num_tokens, int(present.sum()), len(torch.unique(self.group[present])))
+        groups = len(torch.unique(self.group[present]))
+        sizes = {} if self.rewards is None else dict(Counter(self.group.tolist()))
+        return Totals(self.num_tokens, int(present.sum()), groups, group_sizes=sizes)
 
     def sequence_mean(self, values: Tensor) -> Tensor:
         """[N] -> [S]: mean over the tokens of each response; 0 for a response without a token."""

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tepo.objectives.advantages import GroupAdvantage
+from tepo.objectives.advantages import Advantage
 from tepo.objectives.aggregates import Aggregate
-from tepo.objectives.batch import TokenBatch, Totals
+from tepo.objectives.batch import TokenBatch, Totals, widest
 from tepo.objectives.ratios import Ratio
 from tepo.objectives.surrogates import Clip
 from tepo.objectives.terms import KLMask, Term, TermOutput
@@ -42,7 +42,7 @@ class Objective:
     name: str
     title: str
     paper: str
-    advantage: GroupAdvantage
+    advantage: Advantage
     ratio: Ratio
     surrogate: Clip
     aggregate: Aggregate
@@ -100,27 +100,23 @@ class Objective:
     def __call__(self, batch: TokenBatch, totals: Totals | None = None) -> ObjectiveOutput:
         """The loss of a batch, or of one micro-batch of the step that `totals` counts.
 
-        Raises ValueError when the batch lacks a field that the objective reads, or totals a statistic.
+        Raises ValueError when the batch lacks a field that the objective reads or a gradient that it needs, when the
+        totals lack a statistic, and when a micro-batch brings the rewards of part of a group.
         """
         if totals is None:
             totals = self.totals(batch)
-        else:
-            self._check(batch)
-            if missing := self.statistics - totals.statistics.keys():
-                raise ValueError(
-                    f"objective {self.name} divides by {', '.join(sorted(missing))} of the whole step, which the "
-                    "totals do not have: make them with objective.totals(whole_batch)"
-                )
+        self._check(batch)
+        self._check_totals(batch, totals)
         advantages = self._token_advantages(batch)
         weights = self.aggregate(batch, totals)
         log_ratio = self.ratio(batch)
         surrogate, clipped = self.surrogate(log_ratio, advantages)
         surrogate_loss = -(weights * surrogate).sum()
-        outputs = {type(term).__name__: term(batch, advantages, weights, totals) for term in self.terms}
+        outputs = {term.name: term(batch, advantages, weights, totals) for term in self.terms}
         loss = surrogate_loss + sum(output.cost for output in outputs.values())
         tokens = {"log_ratio": log_ratio.detach(), "advantage": advantages, "clipped": clipped}
         for output in outputs.values():
-            tokens |= output.metrics
+            tokens |= output.tokens
         return ObjectiveOutput(loss, _metrics(batch, loss, surrogate_loss, tokens, outputs), tokens)
 
     def _token_advantages(self, batch: TokenBatch) -> Tensor:
@@ -134,6 +130,24 @@ class Objective:
         missing = sorted(name for name in self.needs - {"entropy_gradient"} if getattr(batch, name) is None)
         if missing:
             raise ValueError(f"objective {self.name} reads {', '.join(missing)}, which the batch does not have")
+        if torch.is_grad_enabled() and batch.logp.requires_grad:
+            wanted = {"entropy": "entropy_gradient" in self.needs, "exact_kl": "exact_kl" in self.needs}
+            for name in (name for name, needed in wanted.items() if needed and not getattr(batch, name).requires_grad):
+                raise ValueError(f"objective {self.name} needs {name} to carry a gradient, as logp does")
+
+    def _check_totals(self, batch: TokenBatch, totals: Totals) -> None:
+        if missing := self.statistics - totals.statistics.keys():
+            raise ValueError(
+                f"objective {self.name} divides by {', '.join(sorted(missing))} of the whole step, which the "
+                "totals do not have: make them with objective.totals(whole_batch)"
+            )
+        if batch.advantages is None and totals.group_sizes:
+            for label, size in batch.totals.group_sizes.items():
+                if size != totals.group_sizes.get(label):
+                    raise ValueError(
+                        f"the micro-batch holds {size} of the {totals.group_sizes.get(label, 0)} responses of group "
+                        f"{label}: make the advantages of whole groups first (objective.advantages) and hand them in"
+                    )
 
 
 def _metrics(
@@ -155,15 +169,18 @@ def _metrics(
     if batch.entropy is not None:
         means["entropy"] = batch.entropy.detach()
     for output in outputs.values():
-        means |= output.metrics
-    values = {name: value.double().mean() if batch.num_tokens else loss.new_zeros(()) for name, value in means.items()}
+        means |= {f"{name}_fraction" if x.dtype == torch.bool else name: x for name, x in output.tokens.items()}
+    precise = widest(loss.device)
+    values = {
+        name: value.to(precise).mean() if batch.num_tokens else loss.new_zeros(()) for name, value in means.items()
+    }
     if batch.num_tokens:
         values["log_ratio_max"] = tokens["log_ratio"].abs().max()
     values["loss"] = loss.detach()
     values["surrogate_loss"] = surrogate_loss.detach()
     for name, output in outputs.items():
         values[f"{name}_loss"] = output.cost.detach()
-    numbers = torch.stack([value.double() for value in values.values()]).tolist()
+    numbers = torch.stack([value.to(precise) for value in values.values()]).tolist()
     return dict(zip(values, numbers, strict=True))
 
 

@@ -7,44 +7,41 @@ import difflib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tepo.objectives.advantages import GroupAdvantage
+from tepo.objectives.advantages import ADVANTAGES, CenteredAdvantage, StandardizedAdvantage
 from tepo.objectives.aggregates import AGGREGATES, ConstantLength, SequenceMean, TokenMean
 from tepo.objectives.objective import Objective
 from tepo.objectives.ratios import RATIOS, SequenceRatio, SequenceTokenRatio, TokenRatio
 from tepo.objectives.surrogates import Clip
 from tepo.objectives.terms import EntropyBonus, KLMask, ReferenceKL, Term
 
-STANDARDISED = GroupAdvantage(normalize=True)
-CENTRED = GroupAdvantage(normalize=False)
-
 TABLE = (
     Objective(
         "tepo", "TEPO: sequence ratio, token mean, KL mask", "2604.12736 (revision of 2510.09369)",
-        STANDARDISED, SequenceRatio(), Clip(2e-3, 2.5e-3), TokenMean(), (KLMask(beta=0.01),),
+        StandardizedAdvantage(), SequenceRatio(), Clip(2e-3, 2.5e-3), TokenMean(), (KLMask(beta=0.01),),
     ),
     Objective(
         "tepo_v1", "TEPO, first version: no KL mask", "2510.09369",
-        STANDARDISED, SequenceRatio(), Clip(2e-3, 2.5e-3), TokenMean(),
+        StandardizedAdvantage(), SequenceRatio(), Clip(2e-3, 2.5e-3), TokenMean(),
     ),
     Objective(
         "grpo", "GRPO", "2402.03300",
-        STANDARDISED, TokenRatio(), Clip(0.2, 0.2), SequenceMean(), (ReferenceKL(beta=0.04, estimator="k3"),),
+        StandardizedAdvantage(), TokenRatio(), Clip(0.2, 0.2), SequenceMean(), (ReferenceKL(beta=0.04, estimator="k3"),),
     ),
     Objective(
         "dr_grpo", "Dr.GRPO", "2503.20783",
-        CENTRED, TokenRatio(), Clip(0.2, 0.2), ConstantLength(3000),
+        CenteredAdvantage(), TokenRatio(), Clip(0.2, 0.2), ConstantLength(3000),
     ),
     Objective(
         "dapo", "DAPO", "2503.14476",
-        STANDARDISED, TokenRatio(), Clip(0.2, 0.28), TokenMean(),
+        StandardizedAdvantage(), TokenRatio(), Clip(0.2, 0.28), TokenMean(),
     ),
     Objective(
         "gspo", "GSPO", "2507.18071",
-        STANDARDISED, SequenceRatio(), Clip(3e-4, 4e-4), SequenceMean(),
+        StandardizedAdvantage(), SequenceRatio(), Clip(3e-4, 4e-4), SequenceMean(),
     ),
     Objective(
         "gspo_token", "GSPO-token: advantages may vary inside a response", "2507.18071",
-        STANDARDISED, SequenceTokenRatio(), Clip(3e-4, 4e-4), SequenceMean(),
+        StandardizedAdvantage(), SequenceTokenRatio(), Clip(3e-4, 4e-4), SequenceMean(),
     ),
 )  # fmt: skip
 
@@ -63,21 +60,27 @@ def get_objective(name: str, **overrides: Any) -> Objective:
     overrides: `clip_low`, `clip_high`, `dual_clip` (numbers), `ratio` (token, sequence, sequence_token), `aggregate`
         (token_mean, sequence_mean, constant_length), `length_normalizer` (tokens), `kl_mask` (None, beta, or a mapping
         with the fields of KLMask), `ref_kl` (None, beta, or the fields of ReferenceKL), `entropy_bonus` (None or a
-        coefficient), `normalize_advantage` (bool), `advantage_epsilon`.
+        coefficient), `advantage` (standardized, centered), `advantage_epsilon`.
+    A term whose coefficient is 0 is left out.
     Raises ValueError for an unknown name or override, a value that is not allowed, and an override that the objective
     has no use for.
     """
+    if not isinstance(name, str):
+        raise ValueError(f"the name of an objective is {name!r}; known: {', '.join(_BY_NAME)}")
     key = name.lower().replace("-", "_")
     if key not in _BY_NAME:
         raise ValueError(f"unknown objective {name!r}{_nearest(key, _BY_NAME)}; known: {', '.join(_BY_NAME)}")
     objective = _BY_NAME[key]
     # Parts are exchanged before their fields are set, so that the order in which overrides are given is of no account.
-    for override in sorted(overrides, key=lambda override: override not in ("ratio", "aggregate")):
+    for override in sorted(overrides, key=lambda override: override not in _PARTS):
         if override not in _OVERRIDES:
             raise ValueError(f"objective {key} has no option {override!r}{_nearest(override, _OVERRIDES)}; options: "
                              f"{', '.join(_OVERRIDES)}")  # fmt: skip
         objective = _OVERRIDES[override](objective, overrides[override])
-    return objective
+    if not overrides:
+        return objective
+    # Equal whatever the order in which terms were added.
+    return dataclasses.replace(objective, terms=tuple(sorted(objective.terms, key=lambda term: term.name)))
 
 
 def _nearest(name: str, known: Mapping[str, Any]) -> str:
@@ -97,11 +100,9 @@ def _field(option: str, part: str, field: str) -> Override:
             raise ValueError(
                 f"objective {objective.name} does not use {option}: its {part} is {type(current).__name__}"
             )
-        is_number = isinstance(value, int | float) and (isinstance(value, bool) == (field == "normalize"))
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number and not (value is None and field == "dual"):
-            raise ValueError(
-                f"{option} is {value!r}; a {'truth value' if field == 'normalize' else 'number'} is allowed"
-            )
+            raise ValueError(f"{option} is {value!r}; a number is allowed")
         return dataclasses.replace(objective, **{part: dataclasses.replace(current, **{field: value})})
 
     return override
@@ -118,8 +119,9 @@ def _part(option: str, kinds: Mapping[str, Callable[[], Any]]) -> Override:
     return override
 
 
-def _term(option: str, kind: type[Term], number: str) -> Override:
+def _term(kind: type[Term]) -> Override:
     """An override that adds, changes (None: drops) the term of one kind; a bare number is its coefficient."""
+    option = kind.name
 
     def override(objective: Objective, value: Any) -> Objective:
         current = next((term for term in objective.terms if isinstance(term, kind)), None)
@@ -127,8 +129,8 @@ def _term(option: str, kind: type[Term], number: str) -> Override:
         if value is None:
             return dataclasses.replace(objective, terms=others)
         if isinstance(value, kind):
-            return dataclasses.replace(objective, terms=(*others, value))
-        fields = dict(value) if isinstance(value, Mapping) else {number: value}
+            value = dataclasses.asdict(value)  # type: ignore[call-overload]
+        fields = dict(value) if isinstance(value, Mapping) else {kind.strength: value}
         known = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
         required = {f.name for f in dataclasses.fields(kind) if f.default is dataclasses.MISSING}  # type: ignore[arg-type]
         for name in fields:
@@ -139,21 +141,21 @@ def _term(option: str, kind: type[Term], number: str) -> Override:
         if current is None and required - fields.keys():
             raise ValueError(f"{option} needs its field {', '.join(required - fields.keys())}")
         term = dataclasses.replace(current, **fields) if current else kind(**fields)  # type: ignore[type-var]
-        return dataclasses.replace(objective, terms=(*others, term))
+        return dataclasses.replace(objective, terms=(*others, term) if getattr(term, kind.strength) else others)
 
     return override
 
 
-_OVERRIDES: dict[str, Override] = {
+_PARTS: dict[str, Override] = {
+    "advantage": _part("advantage", ADVANTAGES),
     "ratio": _part("ratio", RATIOS),
     "aggregate": _part("aggregate", AGGREGATES),
+}
+_OVERRIDES: dict[str, Override] = _PARTS | {
     "clip_low": _field("clip_low", "surrogate", "low"),
     "clip_high": _field("clip_high", "surrogate", "high"),
     "dual_clip": _field("dual_clip", "surrogate", "dual"),
     "length_normalizer": _field("length_normalizer", "aggregate", "length_normalizer"),
-    "normalize_advantage": _field("normalize_advantage", "advantage", "normalize"),
     "advantage_epsilon": _field("advantage_epsilon", "advantage", "epsilon"),
-    "kl_mask": _term("kl_mask", KLMask, "beta"),
-    "ref_kl": _term("ref_kl", ReferenceKL, "beta"),
-    "entropy_bonus": _term("entropy_bonus", EntropyBonus, "coefficient"),
+    **{kind.name: _term(kind) for kind in (KLMask, ReferenceKL, EntropyBonus)},
 }

@@ -43,30 +43,37 @@ def check_coefficient(name: str, value: object) -> None:
         raise ValueError(f"{name} is {value!r}; a number of 0 or more is allowed")
 
 
-def token_kl(batch: TokenBatch, target_logp: Tensor | None, estimator: str) -> Tensor:
-    """[N] differentiable estimate of the KL divergence (nats) to the policy with `target_logp` [N]."""
+def token_kl(batch: TokenBatch, target_logp: Tensor | None, estimator: str, mask: Tensor | None = None) -> Tensor:
+    """[N] differentiable estimate of the KL divergence (nats) to the policy with `target_logp` [N]; 0 outside the mask.
+
+    Selected before anything is computed: a log-prob of -inf outside the mask must not become 0 * inf.
+    """
     if estimator == EXACT:
         assert batch.exact_kl is not None
-        return batch.exact_kl
+        return batch.exact_kl if mask is None else torch.where(mask, batch.exact_kl, 0.0)
     assert target_logp is not None
-    return KL_ESTIMATORS[estimator](target_logp - batch.logp)
+    d = target_logp - batch.logp
+    return KL_ESTIMATORS[estimator](d if mask is None else torch.where(mask, d, 0.0))
 
 
 @dataclass(frozen=True)
 class TermOutput:
-    """cost: scalar, added to the loss. metrics: per-token [N] detached values, averaged by the objective."""
+    """cost: scalar, added to the loss. tokens: detached [N] values to look at, by name."""
 
     cost: Tensor
-    metrics: dict[str, Tensor]
+    tokens: dict[str, Tensor]
 
 
 class Term:
     """A part of the loss beside the surrogate. Subclasses are frozen dataclasses.
 
+    name: the override that sets it. strength: the field that holds its coefficient.
     touches_zero_advantage: whether a response whose advantages are all zero gets a gradient from this term; a group
         of such responses can be left out of the forward passes only where no term touches it.
     """
 
+    name: ClassVar[str]
+    strength: ClassVar[str] = "beta"
     touches_zero_advantage: ClassVar[bool] = True
 
     @property
@@ -92,6 +99,7 @@ class Term:
 class ReferenceKL(Term):
     """+ beta KL(pi || pi_ref), weighted like the surrogate (GRPO, 2402.03300: beta 0.04, k3)."""
 
+    name: ClassVar[str] = "ref_kl"
     beta: float = 0.04
     estimator: Literal["abs", "k1", "k2", "k3", "exact"] = "k3"
 
@@ -119,12 +127,14 @@ class KLMask(Term):
     estimator: of K: "abs" |logp - target_logp| (as in KL-Cov), "k1", "k2", "k3", or "exact" over the vocabulary.
     entropy_test: "measured", H now < H at sampling, same position and same code; or "first_order", by the sign of
         the entropy's derivative when the token's probability is raised (TokenBatch.entropy_direction).
-    normalizer: "tokens", all tokens of the step; or "masked", those in the mask, counted over the whole step first.
+    normalizer: "tokens", all tokens of the step; or "masked", those in the mask, which costs a forward pass over the
+        whole step to count them first.
 
     The paper's equations were not available: this is a reconstruction from its abstract and from independent
     readings, with every open choice a field. The mask is a heuristic; no proof is claimed for it.
     """
 
+    name: ClassVar[str] = "kl_mask"
     beta: float = 0.01
     target: Literal["old", "reference"] = "old"
     estimator: Literal["abs", "k1", "k2", "k3", "exact"] = "abs"
@@ -170,18 +180,18 @@ class KLMask(Term):
 
     def __call__(self, batch: TokenBatch, advantages: Tensor, weights: Tensor, totals: Totals) -> TermOutput:
         mask = self.mask(batch, advantages)
-        kl = token_kl(batch, batch.old_logp if self.target == "old" else batch.ref_logp, self.estimator)
-        # Selected before it is multiplied: an infinite KL outside the mask must not become 0 * inf.
-        kl = torch.where(mask, kl, 0.0)
+        kl = token_kl(batch, batch.old_logp if self.target == "old" else batch.ref_logp, self.estimator, mask)
         divisor = totals.statistics["kl_mask_tokens"] if self.normalizer == "masked" else totals.tokens
         cost = self.beta * kl.sum() / max(divisor, 1)
-        return TermOutput(cost, {"kl_mask_fraction": mask, "kl_mask_kl": kl.detach()})
+        return TermOutput(cost, {"kl_mask": mask, "kl_mask_kl": kl.detach()})
 
 
 @dataclass(frozen=True)
 class EntropyBonus(Term):
-    """- coefficient * mean H over the tokens of the step, with a gradient through H."""
+    """- coefficient * mean H over the N tokens of the step, whatever the aggregate, with a gradient through H."""
 
+    name: ClassVar[str] = "entropy_bonus"
+    strength: ClassVar[str] = "coefficient"
     coefficient: float
 
     def __post_init__(self) -> None:

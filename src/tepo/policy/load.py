@@ -44,7 +44,8 @@ def _load_pretrained(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTo
     source = (
         str(files("tepo") / "assets" / "embedded") if config.name == EMBEDDED else str(Path(config.name).expanduser())
     )
-    is_path = Path(source).exists() or source.startswith((".", "/", "~"))
+    # A hub id has at most one slash.
+    is_path = Path(source).exists() or source.startswith((".", "/", "~")) or source.count("/") > 1
     if is_path and not (Path(source) / "config.json").is_file():
         what = (
             "is a file"
@@ -55,18 +56,34 @@ def _load_pretrained(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTo
         )
         raise TepoError(f"model.name = {config.name!r}: {what}; a folder in Hugging Face format is wanted")
     options: dict[str, Any] = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
+    model: PreTrainedModel
+    report: dict[str, Any]
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, **options)
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:400]
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            source, dtype=torch.float32, output_loading_info=True, **options
+        )
+        model, report = loaded
+    except Exception as error:  # of a broken file anything can come, from SafetensorError to ZeroDivisionError
+        reason = _reason(error)
         where = (
             "in that folder"
             if is_path
             else "on the Hugging Face hub (a local folder, `embedded` and `smollm2` need no network)"
         )
         raise TepoError(f"model.name = {config.name!r} cannot be loaded {where}: {reason}") from error
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise TepoError(
+            f"model.name = {config.name!r}: its weights lack {len(missing)} of the model's tensors, which would be "
+            f"random: {', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}"
+        )
     return model, tokenizer
+
+
+def _reason(error: Exception) -> str:
+    """What an error of another library says, on one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:400]
 
 
 def _load_smollm2() -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -93,18 +110,12 @@ def _load_smollm2() -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
 
 def _add_adapter(model: PreTrainedModel, lora: LoraConfig, base: str) -> PreTrainedModel:
     peft = _import_peft()
-    adapter = peft.LoraConfig(
-        r=lora.rank,
-        lora_alpha=lora.alpha,
-        target_modules=lora.targets,
-        task_type="CAUSAL_LM",
-        base_model_name_or_path=base,
-    )
+    adapter = peft.LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=lora.targets, task_type="CAUSAL_LM")
+    model.name_or_path = base  # the adapter's file will name it as the model that it belongs to
     try:
         adapted: PreTrainedModel = peft.get_peft_model(model, adapter)
     except ValueError as error:
         raise TepoError(f"model.lora.targets = {lora.targets!r}: {error}") from error
-    adapter.base_model_name_or_path = base
     if hasattr(model, "enable_input_require_grads"):
         model.enable_input_require_grads()  # gradient checkpointing needs an input that carries a gradient
     return adapted
@@ -113,10 +124,22 @@ def _add_adapter(model: PreTrainedModel, lora: LoraConfig, base: str) -> PreTrai
 def _load_adapter(
     config: ModelConfig, folder: Path, trainable: bool
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The adapter of a folder on the model that it names, whose tokenizer it shares."""
     peft = _import_peft()
-    named = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8")).get("base_model_name_or_path")
+    where = f"model.name = {config.name!r}: the adapter in that folder"
+    try:
+        named = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))["base_model_name_or_path"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise TepoError(f"{where} has no readable adapter_config.json: {_reason(error)}") from error
+    if not isinstance(named, str) or (Path(named).expanduser() / "adapter_config.json").is_file():
+        raise TepoError(f"{where} belongs to {named!r} (base_model_name_or_path); a whole model is wanted there")
+    if not any((folder / f"adapter_model.{kind}").is_file() for kind in ("safetensors", "bin")):
+        raise TepoError(f"{where} has no adapter_model.safetensors")
     base, tokenizer = load_model(config.model_copy(update={"name": named, "lora": None}), trainable=trainable)
-    adapted: PreTrainedModel = peft.PeftModel.from_pretrained(base, folder, is_trainable=trainable)
+    try:
+        adapted: PreTrainedModel = peft.PeftModel.from_pretrained(base, folder, is_trainable=trainable)
+    except Exception as error:  # as above
+        raise TepoError(f"{where} cannot be loaded on {named!r}: {_reason(error)}") from error
     return adapted, tokenizer
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from torch.nn.modules.dropout import _DropoutNd
+from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from tepo.errors import TepoError
 from tepo.policy.head import Head, HeadOutput, score_hidden
@@ -58,8 +59,10 @@ class Policy:
         self.temperature = temperature
         self.autocast = autocast
         disable_dropout(model)
+        # What is left of training mode is gradient checkpointing, which transformers leaves out of evaluation mode.
+        model.train(self.base.is_gradient_checkpointing)
         self.end_tokens = end_tokens(model, tokenizer)
-        self.pad_token = pad_token(tokenizer, self.end_tokens)
+        self.pad_token = pad_token(tokenizer, self.end_tokens, self.vocabulary)
 
     @property
     def device(self) -> torch.device:
@@ -80,6 +83,10 @@ class Policy:
     @property
     def vocabulary(self) -> int:
         return int(self.model.config.get_text_config().vocab_size)
+
+    @property
+    def _name(self) -> str:
+        return self.model.config.name_or_path or type(self.base).__name__
 
     @property
     def head(self) -> Head:
@@ -136,26 +143,49 @@ class Policy:
             self.model.train(was_training)
 
     def check_head(self) -> None:
-        """Compare `score` with the model's own logits on a few tokens, and left with right padding.
+        """Compare `score` with the model's own logits on a few tokens, and with decoding after a left-padded prompt.
 
-        Raises TepoError when they differ: the model's output layer does something that tepo does not know of.
+        Raises TepoError when they differ: the model's output layer does something that tepo does not know of, or its
+        positions or its cache do.
         """
         ids = torch.arange(1, 7, device=self.device) % self.vocabulary
-        row = Row(ids[:2].tolist(), ids[2:].tolist())
         saved, self.temperature, self.autocast = (self.temperature, self.autocast), 1.0, None
         try:
             with self.evaluating():
-                ours = self.score([row]).logp
+                ours = self.score([Row(ids[:2].tolist(), ids[2:].tolist())]).logp
                 logits = self.model(input_ids=ids[None], use_cache=False).logits[0, 1:-1]
+                decoded = self._decode(ids)
+        except (TypeError, ValueError, LookupError, AttributeError) as error:
+            raise TepoError(
+                f"model {self._name}: it cannot be called as tepo calls models ({error}); this architecture is not "
+                "supported"
+            ) from error
         finally:
             self.temperature, self.autocast = saved
-        theirs = torch.log_softmax(logits.to(ours.dtype), -1).gather(-1, ids[2:, None]).squeeze(-1)
-        if not torch.allclose(ours, theirs, rtol=1e-3, atol=1e-3):
-            raise TepoError(
-                f"model {self.model.config.name_or_path or type(self.base).__name__}: its own log-probs "
-                f"{theirs.tolist()} differ from those of tepo's output layer {ours.tolist()}; this architecture is not "
-                "supported"
+        for what, other in (("its own log-probs", logits), ("its log-probs when decoding", decoded)):
+            theirs = torch.log_softmax(other.to(ours.dtype), -1).gather(-1, ids[2:, None]).squeeze(-1)
+            if not torch.allclose(ours, theirs, rtol=1e-3, atol=1e-3):
+                raise TepoError(
+                    f"model {self._name}: {what} {theirs.tolist()} differ from those that tepo trains on "
+                    f"{ours.tolist()}; this architecture is not supported"
+                )
+
+    def _decode(self, ids: Tensor) -> Tensor:
+        """Logits [K - 2, V] that predict ids[2:], from a cache over a prompt of two tokens behind two of padding."""
+        decoder, head, cache = self.base.get_decoder(), self.head, DynamicCache(config=self.base.config)
+        fed = torch.cat([ids.new_full((2,), self.pad_token), ids])
+        real = torch.arange(len(fed), device=ids.device) >= 2
+        logits = []
+        for start, end in [(0, 4), *((i, i + 1) for i in range(4, len(fed) - 1))]:
+            states = decoder(
+                input_ids=fed[None, start:end],
+                attention_mask=real[None, :end].long(),
+                position_ids=(torch.arange(start, end, device=ids.device)[None] - 2).clamp(min=0),
+                past_key_values=cache,
+                use_cache=True,
             )
+            logits.append(head(states.last_hidden_state[0, -1:]))
+        return torch.cat(logits)
 
 
 def _pad(rows: Sequence[Row], pad: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -178,10 +208,12 @@ def _pad(rows: Sequence[Row], pad: int) -> tuple[Tensor, Tensor, Tensor]:
 def disable_dropout(model: PreTrainedModel) -> None:
     """Dropout would make the ratio noise: old and new log-probs must come from the same network."""
     for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-        if isinstance(getattr(module, "attention_dropout", None), float):
-            setattr(module, "attention_dropout", 0.0)  # noqa: B010 (a plain attribute, not a tensor)
+        # The rates of functional dropout are plain attributes: attention_dropout, resid_pdrop, layerdrop, ...
+        rates = [name for name, value in vars(module).items() if "drop" in name and isinstance(value, float)]
+        if isinstance(module, _DropoutNd):
+            rates.append("p")
+        for name in rates:
+            setattr(module, name, 0.0)
 
 
 def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
@@ -198,6 +230,10 @@ def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> fr
     return frozenset(named)
 
 
-def pad_token(tokenizer: PreTrainedTokenizerBase, ends: frozenset[int]) -> int:
-    """A token id to fill rows with. It is never attended to or scored: an end token serves as well."""
-    return min(ends) if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
+def pad_token(tokenizer: PreTrainedTokenizerBase, ends: frozenset[int], vocabulary: int) -> int:
+    """A token id to fill rows with. It is never attended to or scored: an end token serves as well.
+
+    A padding token that was added to the tokenizer alone is not among the model's embeddings.
+    """
+    named = tokenizer.pad_token_id
+    return int(named) if isinstance(named, int) and named < vocabulary else min(ends)

@@ -87,7 +87,7 @@ def final_table(evaluations: list[dict[str, Any]]) -> Table:
     table = Table("", f"step {before['step']}", f"step {after['step']}", title="held-out accuracy, 95 % interval")
     for key in ("sampled", "greedy"):
         if key in before or key in after:
-            temperature = after.get(key, before.get(key))["temperature"]
+            temperature = (after if key in after else before)[key]["temperature"]
             label = f"sampled, T = {temperature:g}" if temperature else "greedy"
             table.add_row(label, accuracy_text(before.get(key)), accuracy_text(after.get(key)))
     for key, label, form in (("truncated", "truncated", "{:.1%}"), ("mean_tokens", "tokens a response", "{:.1f}")):

@@ -19,6 +19,9 @@ from tepo.errors import TepoError
 
 REPORTED_PACKAGES = ("tepo", "torch", "transformers", "accelerate", "peft", "math-verify", "datasets", "numpy")
 
+MAY_CHANGE = ("output", "trainer.steps", "trainer.tokens_per_microbatch", "evaluation.", "checkpoint.", "trackers")
+"""Keys that may change when a run is resumed: they do not alter what was done, only what follows or is shown."""
+
 
 class RunFolder:
     """config.yaml, environment.json, metrics.jsonl, eval.json, rollouts/, evaluations/, checkpoints/, TensorBoard's."""
@@ -53,6 +56,22 @@ class RunFolder:
             _write_json(self.path / "environment.json", environment())
         except OSError as error:
             raise TepoError(f"output = {str(self.path)!r} cannot be written: {error.strerror}") from error
+
+    def check_recipe(self, recipe: Recipe) -> None:
+        """Raise TepoError, with the list of differences, when a run cannot be gone on with under another recipe."""
+        before = yaml.safe_load((self.path / "config.yaml").read_text(encoding="utf-8"))
+        now = recipe.model_dump(mode="json")
+        differences = [
+            f"  {key}: {_show(before, key)} then, {_show(now, key)} now"
+            for key in sorted(_leaves(before) | _leaves(now))
+            if not key.startswith(MAY_CHANGE) and _show(before, key) != _show(now, key)
+        ]
+        if differences:
+            raise TepoError(
+                "\n".join(
+                    [f"the run in {self.path} cannot be resumed with another recipe; it differs in:", *differences]
+                )
+            )
 
     def append_metrics(self, record: dict[str, float]) -> None:
         with self.metrics.open("a", encoding="utf-8") as file:
@@ -92,6 +111,21 @@ def to_yaml(recipe: Recipe) -> str:
     """The resolved recipe, as a file that `--config` takes."""
     text: str = yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
     return text
+
+
+def _leaves(tree: dict[str, Any], prefix: str = "") -> set[str]:
+    """The dotted keys of all values that are not sections."""
+    keys: set[str] = set()
+    for key, value in tree.items():
+        keys |= _leaves(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {prefix + key}
+    return keys
+
+
+def _show(tree: dict[str, Any], key: str) -> str:
+    value: Any = tree
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return json.dumps(value)
 
 
 def environment() -> dict[str, Any]:

@@ -16,7 +16,6 @@ from tepo.data import PromptStream
 from tepo.errors import TepoError
 from tepo.evaluate.accuracy import record as response_record
 from tepo.evaluate.session import AUTOCAST, Session
-from tepo.objectives.terms import KLMask
 from tepo.policy import Policy, load_model
 from tepo.seeds import derive_seed
 from tepo.train import checkpoint
@@ -39,6 +38,8 @@ def train(recipe: Recipe, *, resume: bool = False, console: Console | None = Non
     if not resume and (folder.path / "config.yaml").exists():
         folder.create(recipe)  # says what to do
     start = _newest_checkpoint(folder) if resume else None
+    if start is not None:
+        folder.check_recipe(recipe)
     with Session.open(recipe, model=str(start) if start else None) as session:
         if start is None:
             folder.create(recipe)
@@ -266,11 +267,6 @@ def degenerate_settings(recipe: Recipe) -> list[str]:
             "with trainer.updates_per_rollout = 1 the policy is still the one that sampled: every ratio is 1, nothing "
             "is clipped, the entropy has not changed and the KL mask is empty. TEPO is then DAPO without clip-higher; "
             "2 or more updates make the difference"
-        )
-    masks = [term for term in objective.terms if isinstance(term, KLMask)]
-    if masks and masks[0].beta == 0:
-        messages.append(
-            "objective.kl_mask.beta = 0: the mask is computed and has no effect; kl_mask=null leaves it out"
         )
     return messages
 

@@ -169,7 +169,7 @@ class Updater:
         )
         if "exact_kl" in needs and scores.exact_kl is None:
             # The policy that sampled is the current one: the divergence is 0, and so is its gradient.
-            scores = dataclasses.replace(scores, exact_kl=torch.zeros_like(scores.logp))
+            scores = dataclasses.replace(scores, exact_kl=scores.logp * 0.0)
         return scores
 
 

@@ -1,0 +1,165 @@
+"""Every objective against an independent implementation of its formula (definition.py), in loss and in gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import definition
+import pytest
+import torch
+from definition import Token
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from objective_cases import DIFFERENTIABLE, PER_TOKEN, Padded, as_leaf, ragged_batch
+
+from tepo.objectives import get_objective, list_objectives
+
+ESTIMATORS = ["abs", "k1", "k2", "k3", "exact"]
+
+
+def test_every_objective_has_a_definition() -> None:
+    assert list(definition.SETTINGS) == list_objectives()
+
+
+def to_padded(responses: list[list[Token]]) -> Padded:
+    """The same tokens as tensors, with advantages [S, T]."""
+    width = max(1, *(len(response) for response in responses))
+
+    def table(name: str) -> torch.Tensor:
+        rows = [[getattr(t, name) for t in response] + [0.0] * (width - len(response)) for response in responses]
+        return torch.tensor(rows, dtype=torch.float64)
+
+    lengths = torch.tensor([len(response) for response in responses])
+    mask = torch.arange(width) < lengths[:, None]
+    return Padded(mask, table("advantage"), {name: as_leaf(name, table(name)) for name in PER_TOKEN})
+
+
+def to_tokens(padded: Padded) -> list[list[Token]]:
+    """The real tokens of padded tensors."""
+    responses = []
+    for row in range(len(padded.mask)):
+        columns = range(int(padded.mask[row].sum()))
+        responses.append(
+            [
+                Token(
+                    **{name: padded.tokens[name][row, t].item() for name in PER_TOKEN},
+                    advantage=padded.advantages.reshape(len(padded.mask), -1).expand_as(padded.mask)[row, t].item(),
+                    frozen_logp=padded.tokens["logp"][row, t].item(),
+                )
+                for t in columns
+            ]
+        )
+    return responses
+
+
+@st.composite
+def token_lists(draw: st.DrawFn) -> list[list[Token]]:
+    """Up to four responses of up to five tokens (none at all too); advantages constant or varying in a response."""
+    value = st.floats(-3, 3, width=32)
+    responses = []
+    for _ in range(draw(st.integers(1, 4))):
+        constant = draw(st.none() | value)
+        response = []
+        for _ in range(draw(st.integers(0, 5))):
+            old, step, ref, entropy, change, exact, direction = draw(st.tuples(*[value] * 7))
+            logp = -abs(old) + step * draw(st.sampled_from([1.0, 0.1, 1e-3, 0.0]))
+            advantage = draw(value) if constant is None else constant
+            response.append(
+                Token(
+                    logp=logp,
+                    old_logp=-abs(old),
+                    ref_logp=-abs(ref),
+                    entropy=abs(entropy),
+                    old_entropy=abs(entropy) + change * draw(st.sampled_from([1.0, 0.0])),
+                    exact_kl=abs(exact),
+                    entropy_direction=direction,
+                    advantage=advantage,
+                    frozen_logp=logp,
+                )
+            )
+        responses.append(response)
+    return responses
+
+
+@st.composite
+def overrides(draw: st.DrawFn) -> dict[str, Any]:
+    """Any combination of overrides that go together."""
+    betas = st.sampled_from([0.1, 1.0, 0.0])
+    mask_fields = {
+        "beta": betas,
+        "target": st.sampled_from(["reference", "old"]),
+        "estimator": st.sampled_from(ESTIMATORS),
+        "entropy_test": st.sampled_from(["measured", "first_order"]),
+        "normalizer": st.sampled_from(["tokens", "masked"]),
+    }
+    ref_fields = {"beta": betas, "estimator": st.sampled_from(ESTIMATORS)}
+    kl_mask = st.fixed_dictionaries(mask_fields) | st.fixed_dictionaries({}, optional=mask_fields)
+    ref_kl = st.fixed_dictionaries(ref_fields) | st.fixed_dictionaries({}, optional=ref_fields)
+    options = {
+        "clip_low": st.sampled_from([0.0, 0.1, 0.2, 1.0]),
+        "clip_high": st.sampled_from([0.0, 0.28, 5.0]),
+        "dual_clip": st.sampled_from([None, 1.1, 3.0]),
+        "ratio": st.sampled_from(["token", "sequence", "sequence_token"]),
+        "aggregate": st.sampled_from(["token_mean", "sequence_mean", "constant_length"]),
+        "kl_mask": kl_mask | st.sampled_from([None, 0.0, 0.5]),
+        "ref_kl": ref_kl | st.sampled_from([None, 0.0, 0.5]),
+        "entropy_bonus": st.none() | st.sampled_from([0.0, 0.02]),
+    }
+    chosen: dict[str, Any] = draw(st.fixed_dictionaries({}, optional=options))
+    if chosen.get("aggregate") == "constant_length" and draw(st.booleans()):
+        chosen["length_normalizer"] = draw(st.sampled_from([1, 17, 20.5]))
+    kl_mask_value, ref_kl_value = chosen.get("kl_mask"), chosen.get("ref_kl")
+    both = [value.get("estimator") for value in (kl_mask_value, ref_kl_value) if isinstance(value, dict)]
+    if both == ["exact", "exact"]:
+        chosen["kl_mask"] = {**chosen["kl_mask"], "target": "reference"}  # one exact KL for both
+    return chosen
+
+
+@hypothesis_settings(max_examples=600, deadline=None)
+@given(name=st.sampled_from(list_objectives()), chosen=overrides(), responses=token_lists())
+def test_loss_equals_the_definition(name: str, chosen: dict[str, Any], responses: list[list[Token]]) -> None:
+    """Any objective with any overrides on any ragged batch: loss of the loop over tokens."""
+    expected = definition.loss(definition.settings(name, chosen), responses)
+    got = get_objective(name, **chosen)(to_padded(responses).batch()).loss.item()
+    assert got == pytest.approx(expected, rel=1e-10, abs=1e-10)
+
+
+GRADIENT_OVERRIDES: list[dict[str, Any]] = [
+    {},
+    {"clip_low": 0.1, "clip_high": 0.15},
+    {"clip_low": 0.1, "clip_high": 0.15, "dual_clip": 1.2},
+    {"clip_low": 0.1, "clip_high": 0.15, "ratio": "token", "aggregate": "token_mean"},
+    {"clip_low": 0.1, "clip_high": 0.15, "ratio": "sequence", "aggregate": "sequence_mean"},
+    {
+        "clip_low": 0.1,
+        "clip_high": 0.15,
+        "ratio": "sequence_token",
+        "aggregate": "constant_length",
+        "length_normalizer": 5,
+    },
+    *({"kl_mask": {"beta": 0.7, "estimator": estimator}} for estimator in ESTIMATORS),
+    *({"kl_mask": {"beta": 0.7, "estimator": estimator, "target": "reference"}} for estimator in ESTIMATORS),
+    {"kl_mask": {"beta": 0.7, "normalizer": "masked", "entropy_test": "first_order"}},
+    *({"kl_mask": None, "ref_kl": {"beta": 0.7, "estimator": estimator}} for estimator in ESTIMATORS),
+    {"kl_mask": 0.3, "ref_kl": 0.2, "entropy_bonus": 0.5},
+]
+
+
+@pytest.mark.parametrize("name", list_objectives())
+@pytest.mark.parametrize("chosen", GRADIENT_OVERRIDES, ids=str)
+@pytest.mark.parametrize("varying", [False, True], ids=["", "advantages vary"])
+def test_gradient_equals_finite_differences_of_the_definition(name: str, chosen: dict[str, Any], varying: bool) -> None:
+    """Central differences of the loop in logp, entropy and exact KL, away from clip boundaries and corners of |.|."""
+    row = definition.settings(name, chosen)
+    seed, lengths = 0, (3, 1, 4, 2)
+    while definition.distance_to_a_kink(row, to_tokens(ragged_batch(seed, lengths, vary_advantages=varying))) < 3e-5:
+        seed += 1
+    padded = ragged_batch(seed, lengths, vary_advantages=varying)
+    responses = to_tokens(padded)
+    get_objective(name, **chosen)(padded.batch()).loss.backward()
+    gradients = padded.gradients()
+    for field in DIFFERENTIABLE:
+        expected = [definition.derivative(row, responses, t, field) for response in responses for t in response]
+        got = gradients[field][padded.mask]
+        torch.testing.assert_close(got, torch.tensor(expected, dtype=torch.float64), rtol=1e-6, atol=1e-9)

@@ -1,0 +1,350 @@
+"""Names, overrides and refusals of `tepo.objectives`."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from objective_cases import LENGTHS, PER_TOKEN, ragged_batch
+
+from tepo.objectives import (
+    EntropyBonus,
+    KLMask,
+    Objective,
+    ReferenceKL,
+    TokenBatch,
+    Totals,
+    get_objective,
+    list_objectives,
+)
+
+
+def loss_of(name: str, **overrides: Any) -> float:
+    """The loss on one fixed batch that every option has something to do in."""
+    return get_objective(name, **overrides)(ragged_batch(20).batch()).loss.item()
+
+
+# Names
+
+
+def test_fixed_names_of_the_table() -> None:
+    names = list_objectives()
+    assert {"tepo", "grpo", "dr_grpo", "dapo", "gspo"} <= set(names)
+    assert len(set(names)) == len(names)
+    for name in names:
+        row = get_objective(name)
+        assert row.name == name
+        assert row.title
+        assert row.paper
+
+
+@pytest.mark.parametrize("spelling", ["dr_grpo", "Dr-GRPO", "DR_GRPO"])
+def test_hyphens_and_case_do_not_matter(spelling: str) -> None:
+    assert get_objective(spelling) is get_objective("dr_grpo")
+
+
+def test_unknown_objective_is_an_error_with_the_nearest_and_all_names() -> None:
+    with pytest.raises(ValueError, match=r"unknown objective 'gprpo' \(did you mean 'grpo'\?\).*tepo.*gspo"):
+        get_objective("gprpo")
+
+
+def test_unknown_option_is_an_error_with_the_nearest_and_all_options() -> None:
+    with pytest.raises(ValueError, match=r"no option 'clip_hihg' \(did you mean 'clip_high'\?\).*kl_mask"):
+        get_objective("tepo", clip_hihg=0.2)
+
+
+def test_unknown_field_of_a_term_is_an_error_with_the_nearest_and_all_fields() -> None:
+    with pytest.raises(ValueError, match=r"kl_mask has no field 'estimater' \(did you mean 'estimator'\?\).*beta"):
+        get_objective("tepo", kl_mask={"estimater": "k3"})
+
+
+# Overrides
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides"),
+    [
+        ("dapo", {"clip_low": 0.05}),
+        ("dapo", {"clip_high": 0.05}),
+        ("dapo", {"dual_clip": 1.05}),
+        ("dapo", {"ratio": "sequence"}),
+        ("dapo", {"aggregate": "sequence_mean"}),
+        ("dr_grpo", {"length_normalizer": 10}),
+        ("tepo", {"kl_mask": None}),
+        ("tepo", {"kl_mask": 0.5}),
+        ("tepo", {"kl_mask": {"target": "reference"}}),
+        *(("tepo", {"kl_mask": {"estimator": estimator}}) for estimator in ("k1", "k2", "k3", "exact")),
+        ("tepo", {"kl_mask": {"entropy_test": "first_order"}}),
+        ("tepo", {"kl_mask": {"normalizer": "masked"}}),
+        ("dapo", {"kl_mask": 0.5}),
+        ("grpo", {"ref_kl": None}),
+        ("grpo", {"ref_kl": 0.5}),
+        *(("grpo", {"ref_kl": {"estimator": estimator}}) for estimator in ("abs", "k1", "k2", "exact")),
+        ("dapo", {"ref_kl": 0.5}),
+        ("dapo", {"entropy_bonus": 0.1}),
+    ],
+    ids=str,
+)
+def test_each_option_changes_the_loss(name: str, overrides: dict[str, Any]) -> None:
+    assert loss_of(name, **overrides) != pytest.approx(loss_of(name), rel=1e-9)
+
+
+@pytest.mark.parametrize("option", [{"advantage": "centered"}, {"advantage_epsilon": 0.5}], ids=str)
+def test_each_advantage_option_changes_the_advantages(option: dict[str, Any]) -> None:
+    rewards, groups = torch.tensor([1.0, 0.0, 0.5]), torch.zeros(3)
+    plain, changed = get_objective("grpo"), get_objective("grpo", **option)
+    assert not torch.allclose(plain.advantages(rewards, groups), changed.advantages(rewards, groups))
+
+
+def test_the_row_itself_never_changes() -> None:
+    before = get_objective("tepo")
+    get_objective("tepo", clip_low=0.5, kl_mask=None, aggregate="sequence_mean")
+    assert get_objective("tepo") is before
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        before.name = "other"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("value", [0.3, {"beta": 0.3}, KLMask(beta=0.3)], ids=str)
+def test_kl_mask_takes_a_number_a_mapping_or_the_term(value: Any) -> None:
+    assert get_objective("tepo", kl_mask=value).terms == (KLMask(beta=0.3),)
+    assert get_objective("dapo", kl_mask=value).terms == (KLMask(beta=0.3),)
+
+
+def test_kl_mask_mapping_keeps_the_fields_that_it_does_not_name() -> None:
+    assert get_objective("tepo", kl_mask={"estimator": "k2"}).terms == (KLMask(beta=0.01, estimator="k2"),)
+    assert get_objective("tepo", kl_mask={}).terms == get_objective("tepo").terms
+    assert get_objective("dapo", kl_mask={}).terms == (KLMask(),)
+
+
+def test_none_drops_a_term() -> None:
+    assert get_objective("tepo", kl_mask=None).terms == ()
+    assert get_objective("grpo", ref_kl=None).terms == ()
+    assert get_objective("dapo", entropy_bonus=None, ref_kl=None, kl_mask=None).terms == ()
+    assert get_objective("dapo", dual_clip=None) == get_objective("dapo")
+
+
+def test_ref_kl_and_entropy_bonus_forms() -> None:
+    assert get_objective("dapo", ref_kl={"beta": 0.1, "estimator": "k1"}).terms == (ReferenceKL(0.1, "k1"),)
+    assert get_objective("grpo", ref_kl={"estimator": "k1"}).terms == (ReferenceKL(0.04, "k1"),)
+    assert get_objective("dapo", entropy_bonus=0.1).terms == (EntropyBonus(0.1),)
+    assert get_objective("dapo", entropy_bonus={"coefficient": 0.1}).terms == (EntropyBonus(0.1),)
+    with pytest.raises(ValueError, match="entropy_bonus needs its field coefficient"):
+        get_objective("dapo", entropy_bonus={})
+
+
+def test_order_of_overrides_is_of_no_account() -> None:
+    one = get_objective("grpo", length_normalizer=9, aggregate="constant_length", clip_low=0.1, ratio="sequence")
+    other = get_objective("grpo", ratio="sequence", clip_low=0.1, aggregate="constant_length", length_normalizer=9)
+    assert one == other
+
+
+@pytest.mark.parametrize("name", [name for name in list_objectives() if name != "dr_grpo"])
+def test_length_normalizer_without_constant_length_is_an_error(name: str) -> None:
+    with pytest.raises(ValueError, match=f"objective {name} does not use length_normalizer"):
+        get_objective(name, length_normalizer=100)
+
+
+def test_length_normalizer_is_unused_once_the_aggregate_is_exchanged() -> None:
+    with pytest.raises(ValueError, match="does not use length_normalizer"):
+        get_objective("dr_grpo", aggregate="token_mean", length_normalizer=100)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("clip_low", -0.1), ("clip_low", 1.1), ("clip_low", math.nan), ("clip_low", None), ("clip_low", "0.2"),
+        ("clip_high", -0.1), ("clip_high", math.nan), ("clip_high", None),
+        ("dual_clip", 1.0), ("dual_clip", 0.5), ("dual_clip", -3), ("dual_clip", math.nan),
+        ("ratio", "sentence"), ("ratio", None), ("ratio", ["token"]), ("aggregate", "mean"), ("aggregate", None),
+        ("kl_mask", -0.1), ("kl_mask", math.nan), ("kl_mask", math.inf),
+        ("kl_mask", "0.1"), ("kl_mask", {"beta": None}),
+        ("kl_mask", {"target": "sampling"}), ("kl_mask", {"estimator": "k4"}),
+        ("kl_mask", {"entropy_test": "guess"}), ("kl_mask", {"normalizer": "groups"}),
+        ("ref_kl", -0.1), ("ref_kl", {"estimator": "k4"}), ("entropy_bonus", -0.1), ("entropy_bonus", "much"),
+        ("clip_low", True), ("clip_high", False), ("dual_clip", True), ("kl_mask", True), ("ref_kl", False),
+        ("entropy_bonus", True), ("advantage_epsilon", True), ("advantage", "ranked"), ("advantage", None),
+    ],
+)  # fmt: skip
+def test_value_that_is_not_allowed_is_an_error_that_names_option_and_value(option: str, value: Any) -> None:
+    """Out of range, of another kind, and truth values where numbers are wanted (and the reverse)."""
+    shown = next(iter(value.values())) if isinstance(value, dict) else value
+    with pytest.raises(ValueError, match=f"(?s){option}.*{re.escape(repr(shown))}"):
+        get_objective("grpo", **{option: value})
+
+
+@pytest.mark.parametrize("value", [0, -5, math.nan, math.inf, True, None])
+def test_length_normalizer_out_of_range_is_an_error(value: Any) -> None:
+    with pytest.raises(ValueError, match="length_normalizer"):
+        get_objective("dr_grpo", length_normalizer=value)
+
+
+def test_exact_kl_to_two_targets_is_an_error() -> None:
+    with pytest.raises(ValueError, match="two different targets"):
+        get_objective("tepo", kl_mask={"estimator": "exact"}, ref_kl={"estimator": "exact"})
+
+
+def test_two_terms_of_one_kind_are_an_error() -> None:
+    """They share a name in the metrics, and one of them would be lost."""
+    with pytest.raises(ValueError, match="two terms of one kind"):
+        dataclasses.replace(get_objective("tepo"), terms=(KLMask(), KLMask(estimator="k3")))
+
+
+# What an objective asks for
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "needs", "reference", "exact"),
+    [
+        ("tepo", {}, {"entropy", "old_entropy"}, False, None),
+        ("tepo", {"kl_mask": {"target": "reference"}}, {"entropy", "old_entropy", "ref_logp"}, True, None),
+        ("tepo", {"kl_mask": {"estimator": "exact"}}, {"entropy", "old_entropy", "exact_kl"}, False, "old"),
+        ("tepo", {"kl_mask": {"entropy_test": "first_order"}}, {"entropy_direction"}, False, None),
+        ("grpo", {}, {"ref_logp"}, True, None),
+        ("grpo", {"ref_kl": {"estimator": "exact"}}, {"exact_kl"}, True, "reference"),
+        ("dapo", {}, set(), False, None),
+        ("dapo", {"entropy_bonus": 0.1}, {"entropy", "entropy_gradient"}, False, None),
+    ],
+)
+def test_needs(name: str, overrides: dict[str, Any], needs: set[str], reference: bool, exact: str | None) -> None:
+    objective = get_objective(name, **overrides)
+    assert objective.needs == needs
+    assert objective.needs_reference is reference
+    assert objective.exact_kl_target == exact
+
+
+def needing() -> list[tuple[str, Objective]]:
+    """Each optional field with an objective that reads it."""
+    return [
+        ("entropy", get_objective("dapo", entropy_bonus=0.1)),
+        ("entropy", get_objective("tepo")),
+        ("old_entropy", get_objective("tepo")),
+        ("ref_logp", get_objective("grpo")),
+        ("ref_logp", get_objective("tepo", kl_mask={"target": "reference"})),
+        ("exact_kl", get_objective("tepo", kl_mask={"estimator": "exact"})),
+        ("entropy_direction", get_objective("tepo", kl_mask={"entropy_test": "first_order"})),
+    ]
+
+
+@pytest.mark.parametrize(("field", "objective"), needing(), ids=lambda value: getattr(value, "name", value))
+def test_field_that_is_missing_is_named(field: str, objective: Objective) -> None:
+    absent: dict[str, Any] = {field: None}
+    batch = dataclasses.replace(ragged_batch(21).batch(), **absent)
+    message = f"objective {objective.name} reads {field}, which the batch does not have"
+    for totals in (None, Totals(10, 2, 1, {"kl_mask_tokens": 3.0})):
+        with pytest.raises(ValueError, match=message):
+            objective(batch, totals)
+
+
+@pytest.mark.parametrize("name", list_objectives())
+def test_only_what_is_needed_is_read(name: str) -> None:
+    """An optional field that `needs` does not name can be left out."""
+    objective = get_objective(name)
+    batch = ragged_batch(22).batch()
+    absent: dict[str, Any] = dict.fromkeys(set(PER_TOKEN) - {"logp", "old_logp"} - objective.needs)
+    without = dataclasses.replace(batch, **absent)
+    assert objective(without).loss.equal(objective(batch).loss)
+
+
+def test_neither_advantages_nor_rewards_is_an_error() -> None:
+    batch = dataclasses.replace(ragged_batch(23).batch(), advantages=None)
+    with pytest.raises(ValueError, match="neither advantages nor rewards"):
+        get_objective("dapo")(batch)
+
+
+def test_totals_without_the_statistic_that_is_needed_are_refused() -> None:
+    """Bug 2: a divisor that only the whole step knows is never made up from the micro-batch."""
+    objective = get_objective("tepo", kl_mask={"normalizer": "masked"})
+    assert objective.statistics == {"kl_mask_tokens"}
+    batch = ragged_batch(24).batch()
+    with pytest.raises(ValueError, match=r"kl_mask_tokens.*objective\.totals"):
+        objective(batch, batch.totals)
+    assert objective(batch, objective.totals(batch)).loss.equal(objective(batch).loss)
+
+
+def test_totals_of_different_kinds_do_not_add() -> None:
+    objective = get_objective("tepo", kl_mask={"normalizer": "masked"})
+    batch = ragged_batch(24).batch()
+    with pytest.raises(ValueError, match="different statistics"):
+        objective.totals(batch) + batch.totals
+
+
+def test_output_has_plain_floats_and_detached_tokens() -> None:
+    padded = ragged_batch(25)
+    out = get_objective("tepo")(padded.batch())
+    assert out.loss.shape == ()
+    assert {"clip_fraction", "kl_mask_fraction", "approx_kl", "loss"} <= out.metrics.keys()
+    assert all(type(value) is float for value in out.metrics.values())
+    assert out.metrics["loss"] == out.loss.item()
+    for value in out.tokens.values():
+        assert value.shape == (sum(LENGTHS),)
+        assert not value.requires_grad
+
+
+def test_clip_fraction_counts_the_tokens_that_the_clip_silences() -> None:
+    padded = ragged_batch(26)
+    out = get_objective("dapo", clip_low=0.1, clip_high=0.1)(padded.batch())
+    out.loss.backward()
+    silent = padded.gradients()["logp"][padded.mask].eq(0) & out.tokens["advantage"].ne(0)
+    assert out.tokens["clipped"].equal(silent)
+    assert out.metrics["clip_fraction"] == pytest.approx(silent.double().mean().item())
+    parts = out.metrics["clip_fraction_positive"] + out.metrics["clip_fraction_negative"]
+    assert parts == pytest.approx(out.metrics["clip_fraction"])
+    assert 0 < out.metrics["clip_fraction_positive"] < out.metrics["clip_fraction"] < 1
+
+
+# Precision
+
+
+def test_k3_keeps_its_precision_for_small_steps_in_float32() -> None:
+    """e^d - 1 - d for d = 1e-3 is 5e-7: rounded e^d would leave one digit, and a negative KL now and then."""
+    old = torch.full((1, 4), -2.0)
+    ref = old + torch.tensor([[1e-3, -1e-3, 3e-4, -3e-4]])
+    objective = get_objective("grpo", ref_kl=1.0)
+    batch = TokenBatch.from_padded(old, old, torch.ones(1, 4), advantages=torch.zeros(1), ref_logp=ref)
+    d = (ref - old).double()
+    expected = (d.exp() - d - 1).mean().item()
+    assert objective(batch).loss.item() == pytest.approx(expected, rel=1e-2)
+
+
+def test_k3_never_pushes_away_from_a_reference_that_is_far_off() -> None:
+    """Where e^d is held, the rest of k3 must not be left alone with the opposite sign."""
+    logp = torch.tensor([[-60.0]], requires_grad=True)
+    batch = TokenBatch.from_padded(
+        logp, logp, torch.ones(1, 1), advantages=torch.zeros(1), ref_logp=torch.tensor([[-1.0]])
+    )
+    get_objective("grpo", ref_kl=1.0)(batch).loss.backward()
+    assert logp.grad is not None
+    assert logp.grad.item() <= 0
+
+
+def test_stop_gradient_form_of_the_ratio_is_as_precise_as_the_plain_one() -> None:
+    """float32, log-probs far larger than the clip range: no rounding of s_i against logp."""
+    old = torch.tensor([[-12.3, -9.7, -0.01, -300.0]])
+    batch = TokenBatch.from_padded(old + 1e-3, old, torch.ones(1, 4), advantages=torch.ones(1))
+    plain, token = (get_objective(name)(batch).tokens["log_ratio"] for name in ("gspo", "gspo_token"))
+    assert token.equal(plain)
+
+
+# Imports
+
+
+def test_import_brings_nothing_heavy_but_torch() -> None:
+    """`import tepo.objectives` loads torch, and beyond what torch loads only the standard library."""
+    script = (
+        "import sys, torch\n"
+        "before = set(sys.modules)\n"
+        "import tepo.objectives\n"
+        "new = {name.split('.')[0] for name in set(sys.modules) - before}\n"
+        "print(*sorted(new - set(sys.stdlib_module_names)))\n"
+        "print(*sorted(name for name in sys.modules if name.startswith('tepo') and name.count('.') == 1))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    third_party, own = done.stdout.splitlines()
+    assert third_party.split() == ["tepo"]
+    assert own.split() == ["tepo.objectives"], "objectives is the lowest layer and imports no other"

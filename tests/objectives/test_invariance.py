@@ -1,0 +1,324 @@
+"""What must not change a loss or its gradient, for every objective of the table with every override it takes.
+
+Numbers of bugs are those of the specification's list "What real implementations got wrong".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import operator
+
+import pytest
+import torch
+from objective_cases import (
+    DIFFERENTIABLE,
+    LENGTHS,
+    OVERRIDES,
+    PER_TOKEN,
+    VARIANTS,
+    Padded,
+    assert_same,
+    loss_and_gradients,
+    ragged_batch,
+)
+from torch import Tensor
+
+from tepo.objectives import Objective, TokenBatch, combine_metrics, get_objective, list_objectives
+
+each_variant = pytest.mark.parametrize("objective", VARIANTS.values(), ids=VARIANTS)
+
+SPLITS = {
+    "two of 4": [[0, 1, 2, 3], [4, 5, 6, 7]],
+    "four of 2": [[0, 1], [2, 3], [4, 5], [6, 7]],
+    "eight of 1": [[row] for row in range(8)],
+    "unequal": [[0], [7, 2, 4, 1, 3], [6, 5]],
+    "reversed": [[7, 6, 5, 4, 3, 2, 1, 0]],
+}
+EIGHT = list(range(8))
+
+
+def test_first_rows_take_every_override() -> None:
+    """So that none of the combinations below goes untested because an objective refuses it by mistake."""
+    for name in ("tepo", "tepo_v1", "grpo", "dr_grpo", "dapo", "gspo", "gspo_token"):
+        assert {f"{name}-{label}" for label in OVERRIDES} <= VARIANTS.keys()
+    assert {f"{name}-defaults" for name in list_objectives()} <= VARIANTS.keys()
+
+
+@pytest.mark.parametrize("name", ["tepo", "grpo", "dr_grpo", "dapo", "gspo", "gspo_token"])
+@pytest.mark.parametrize("seed", [2, 3, 5, 6, 7, 8, 10, 11, 13, 14, 15, 16, 21, 22, 23, 25])
+def test_batches_of_these_tests_hold_clipped_and_unclipped_tokens_of_both_signs(name: str, seed: int) -> None:
+    """So that no property below holds for want of a case."""
+    batch = ragged_batch(seed).batch()
+    out = get_objective(name)(batch)
+    signs, clipped = out.tokens["advantage"].sign().int().tolist(), out.tokens["clipped"].tolist()
+    assert set(zip(signs, clipped, strict=True)) == {(1, False), (1, True), (-1, False), (-1, True), (0, False)}
+    if get_objective(name).ratio.name == "token":
+        assert get_objective(name, dual_clip=1.1)(batch).loss != out.loss
+
+
+def in_parts(objective: Objective, padded: Padded, parts: list[list[int]]) -> tuple[Tensor, dict[str, Tensor]]:
+    """Loss and gradients accumulated over micro-batches, with the totals of the whole."""
+    padded = padded.fresh()
+    totals = objective.totals(padded.batch())
+    loss = torch.zeros((), dtype=padded.tokens["logp"].dtype)
+    for rows in parts:
+        out = objective(padded.batch(rows), totals)
+        out.loss.backward()
+        loss += out.loss.detach()
+    return loss, padded.gradients()
+
+
+@each_variant
+@pytest.mark.parametrize("vary_advantages", [False, True], ids=["", "advantages vary"])
+@pytest.mark.parametrize("parts", SPLITS.values(), ids=SPLITS)
+def test_micro_batches_give_the_same_sum(objective: Objective, parts: list[list[int]], vary_advantages: bool) -> None:
+    """Bugs 1 and 2: one batch of 8 = two of 4 = four of 2 = reversed order, with unequal lengths."""
+    padded = ragged_batch(21, vary_advantages=vary_advantages)
+    assert_same(in_parts(objective, padded, parts), loss_and_gradients(objective, padded))
+
+
+@each_variant
+def test_select_gives_the_same_micro_batches(objective: Objective) -> None:
+    """Bugs 1 and 2, the way of a trainer that cuts one flat batch."""
+    padded = ragged_batch(2).fresh()
+    whole = padded.batch()
+    totals = objective.totals(whole)
+    loss = sum(objective(whole.select(torch.tensor(rows)), totals).loss for rows in SPLITS["unequal"])
+    assert isinstance(loss, Tensor)
+    loss.backward()
+    assert_same((loss.detach(), padded.gradients()), loss_and_gradients(objective, padded))
+
+
+@each_variant
+def test_two_ranks_give_the_same_sum(objective: Objective) -> None:
+    """Bug 1: each rank counts its own responses, and the totals are added."""
+    padded = ragged_batch(3)
+    ranks = [padded.fresh(), padded.fresh()]
+    rows = [[0, 1, 2], [3, 4, 5, 6, 7]]
+    totals = functools.reduce(
+        operator.add, [objective.totals(rank.batch(r)) for rank, r in zip(ranks, rows, strict=True)]
+    )
+    assert totals == objective.totals(padded.batch())
+    losses = []
+    for rank, r in zip(ranks, rows, strict=True):
+        out = objective(rank.batch(r), totals)
+        out.loss.backward()
+        losses.append(out.loss.detach())
+    gradients = {name: ranks[0].gradients()[name] + ranks[1].gradients()[name] for name in DIFFERENTIABLE}
+    assert_same((losses[0] + losses[1], gradients), loss_and_gradients(objective, padded))
+
+
+@each_variant
+def test_rewards_of_whole_groups_give_the_same_sum(objective: Objective) -> None:
+    """Bug 1 with advantages made by the objective: groups of 2, in one batch or one group at a time."""
+    padded = ragged_batch(22)
+    rewards = torch.tensor([1.0, 0.0, 0.3, 0.3, -1.0, 2.0, 0.0, 1.0], dtype=torch.float64)
+    groups = torch.tensor([5, 5, 0, 0, -3, -3, 9, 9])
+
+    def batch(leaves: Padded, rows: list[int]) -> TokenBatch:
+        tokens = {name: value[rows] for name, value in leaves.tokens.items()}
+        return TokenBatch.from_padded(mask=leaves.mask[rows], rewards=rewards[rows], groups=groups[rows], **tokens)
+
+    totals = objective.totals(batch(padded, EIGHT))
+    parts = padded.fresh()
+    losses = [objective(batch(parts, rows), totals).loss for rows in SPLITS["four of 2"]]
+    sum(losses, torch.zeros(())).backward()
+    given = padded.fresh(advantages=objective.advantages(rewards, groups))
+    assert_same((torch.stack(losses).sum().detach(), parts.gradients()), loss_and_gradients(objective, given))
+
+
+@each_variant
+def test_order_of_tokens_is_of_no_account(objective: Objective) -> None:
+    """Bug 2: the tokens of a flat batch shuffled, across responses too."""
+    padded = ragged_batch(5)
+    shuffled = padded.fresh()
+    batch = shuffled.batch()
+    order = torch.randperm(batch.num_tokens, generator=torch.Generator().manual_seed(0))
+    names = ("sequence", "advantages", *PER_TOKEN)
+    batch = dataclasses.replace(batch, **{name: getattr(batch, name)[order] for name in names})
+    out = objective(batch)
+    out.loss.backward()
+    assert_same((out.loss.detach(), shuffled.gradients()), loss_and_gradients(objective, padded))
+
+
+@each_variant
+@pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf, 1e30])
+def test_padding_is_never_read(objective: Objective, poison: float) -> None:
+    """Bugs 3, 7 and 11: any value in the padding of any tensor leaves every bit as it was, its gradient exactly 0."""
+    clean = ragged_batch(6, width=9)
+    poisoned = clean.fresh(
+        **{name: torch.where(clean.mask, value, poison) for name, value in clean.tokens.items()},
+        advantages=torch.where(clean.mask, clean.advantages[:, None], poison),
+    )
+    loss, gradients = loss_and_gradients(objective, poisoned)
+    expected_loss, expected_gradients = loss_and_gradients(objective, clean)
+    assert loss.equal(expected_loss)
+    for name in DIFFERENTIABLE:
+        assert gradients[name].equal(expected_gradients[name])
+        assert gradients[name][~clean.mask].eq(0).all()
+    assert objective(poisoned.batch()).metrics == objective(clean.batch()).metrics
+
+
+@each_variant
+def test_width_of_the_padding_is_of_no_account(objective: Objective) -> None:
+    """Bug 3: the same responses in wider tensors, on the left or the right."""
+    narrow = ragged_batch(7)
+    expected_loss, expected = loss_and_gradients(objective, narrow)
+    for left, right in ((0, 5), (4, 0)):
+        wide = narrow.fresh(
+            mask=torch.nn.functional.pad(narrow.mask, (left, right)),
+            **{name: torch.nn.functional.pad(value, (left, right)) for name, value in narrow.tokens.items()},
+        )
+        loss, gradients = loss_and_gradients(objective, wide)
+        assert loss.equal(expected_loss)
+        for name in DIFFERENTIABLE:
+            assert gradients[name][:, left : left + max(LENGTHS)].equal(expected[name])
+
+
+@each_variant
+def test_everything_masked_is_zero(objective: Objective) -> None:
+    """Bug 7: loss 0, gradient 0 and finite metrics; alone, and as a micro-batch of a step with other responses."""
+    padded = ragged_batch(8)
+    empty = padded.fresh(mask=torch.zeros_like(padded.mask))
+    for totals in (None, objective.totals(padded.batch())):
+        loss, gradients = loss_and_gradients(objective, empty, totals)
+        assert loss == 0
+        assert all(gradient.eq(0).all() for gradient in gradients.values())
+        assert all(math.isfinite(value) for value in objective(empty.batch(), totals).metrics.values())
+
+
+@each_variant
+def test_masked_responses_count_nowhere(objective: Objective) -> None:
+    """Bug 6: with two responses masked out, the loss is that of the other six alone."""
+    padded = ragged_batch(23)
+    kept = [0, 2, 3, 4, 6, 7]
+    masked = padded.mask.clone()
+    masked[[1, 5]] = False
+    masked_out = padded.fresh(mask=masked)
+    assert objective.totals(masked_out.batch()) == objective.totals(padded.batch(kept))
+    loss, gradients = loss_and_gradients(objective, masked_out)
+    alone = padded.fresh()
+    out = objective(alone.batch(kept))
+    out.loss.backward()
+    assert_same((loss, gradients), (out.loss.detach(), alone.gradients()))
+
+
+@each_variant
+def test_groups_with_zero_advantage_can_be_left_out_exactly(objective: Objective) -> None:
+    """`touches_zero_advantage` is False where dropping them, not from the totals, changes nothing, and only there."""
+    padded = ragged_batch(10)
+    dropped, kept = [2, 3, 6], [0, 1, 4, 5, 7]
+    advantages = padded.advantages.clone()
+    advantages[dropped] = 0
+    padded = padded.fresh(advantages=advantages)
+    whole = loss_and_gradients(objective, padded)
+    touched = any(gradient[dropped].ne(0).any() for gradient in whole[1].values())
+    assert touched == objective.touches_zero_advantage
+    if not objective.touches_zero_advantage:
+        assert_same(in_parts(objective, padded, [kept]), whole)
+
+
+@each_variant
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_equal_rewards_give_exactly_nothing(objective: Objective, dtype: torch.dtype) -> None:
+    """Bug 8: rewards [.1]*8 give the advantage 0 exactly, and no gradient from the surrogate."""
+    advantages = objective.advantages(torch.full((8,), 0.1, dtype=dtype), torch.zeros(8, dtype=torch.long))
+    assert advantages.dtype == dtype
+    assert advantages.eq(0).all()
+    bare = dataclasses.replace(objective, terms=())
+    loss, gradients = loss_and_gradients(bare, ragged_batch(11, dtype=dtype).fresh(advantages=advantages))
+    assert loss == 0
+    assert gradients["logp"].eq(0).all()
+
+
+@each_variant
+@pytest.mark.parametrize("log_ratio", [1e4, -1e4, 100.0, -100.0])
+def test_extreme_log_ratios_stay_finite(objective: Objective, log_ratio: float) -> None:
+    """float32, one token of each response moved very far, up or down, with either sign of the advantage."""
+    padded = ragged_batch(25, dtype=torch.float32)
+    moved = padded.tokens["logp"].detach().clone()
+    moved[:, 0] += log_ratio
+    loss, gradients = loss_and_gradients(objective, padded.fresh(logp=moved))
+    assert loss.isfinite()
+    assert all(gradient.isfinite().all() for gradient in gradients.values())
+    assert all(math.isfinite(value) for value in objective(padded.fresh(logp=moved).batch()).metrics.values())
+
+
+@each_variant
+def test_metrics_of_micro_batches_combine_to_those_of_the_whole(objective: Objective) -> None:
+    """Bug 1 for what is reported; an empty micro-batch too."""
+    padded = ragged_batch(13)
+    whole = padded.batch()
+    totals = objective.totals(whole)
+    nothing = padded.fresh(mask=torch.zeros_like(padded.mask)).batch()
+    parts = [*(whole.select(torch.tensor(rows)) for rows in SPLITS["unequal"]), nothing]
+    combined = combine_metrics((objective(part, totals).metrics, part.num_tokens) for part in parts)
+    assert combined == pytest.approx(objective(whole, totals).metrics, rel=1e-12, abs=1e-12)
+    assert all(type(value) is float for value in combined.values())
+
+
+@each_variant
+def test_ratio_is_one_before_the_first_step_and_not_after(objective: Objective) -> None:
+    """Bug 14: a small softmax policy; old log-probs from before the step, ratio 1 on the first mini-batch only."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(4, 5, 3, generator=generator, dtype=torch.float64, requires_grad=True)
+    actions = torch.randint(3, (4, 5, 1), generator=generator)
+
+    def policy() -> tuple[Tensor, Tensor]:
+        log_probs = logits.log_softmax(-1)
+        return log_probs.gather(-1, actions).squeeze(-1), -(log_probs.exp() * log_probs).sum(-1)
+
+    old_logp, old_entropy = (value.detach() for value in policy())
+
+    def batch() -> TokenBatch:
+        logp, entropy = policy()
+        return TokenBatch.from_padded(
+            logp, old_logp, torch.ones(4, 5), advantages=torch.tensor([1.0, -1.0, 0.5, -0.5]), entropy=entropy,
+            old_entropy=old_entropy, ref_logp=old_logp - 0.1, exact_kl=logp - old_logp, entropy_direction=entropy,
+        )  # fmt: skip
+
+    first = objective(batch())
+    assert first.tokens["log_ratio"].eq(0).all()
+    assert first.metrics["clip_fraction"] == 0
+    assert first.metrics["log_ratio_max"] == 0
+    first.loss.backward()
+    assert logits.grad is not None
+    assert logits.grad.ne(0).any()
+    with torch.no_grad():
+        logits -= 0.1 * logits.grad
+    second = objective(batch())
+    assert second.tokens["log_ratio"].ne(0).any()
+    assert second.metrics["log_ratio_max"] > 0
+
+
+@pytest.mark.parametrize("name", list_objectives())
+def test_old_log_probs_that_are_the_current_ones_do_not_cancel_the_gradient(name: str) -> None:
+    """Bug 14's cousin: from_padded(logp, logp, ...) has a gradient, since old log-probs are constants."""
+    padded = ragged_batch(14)
+    logp = padded.tokens["logp"]
+    objective = get_objective(name, kl_mask=None, ref_kl=None)
+    objective(TokenBatch.from_padded(logp, logp, padded.mask, advantages=padded.advantages)).loss.backward()
+    assert logp.grad is not None
+    assert logp.grad[padded.mask & (padded.advantages != 0)[:, None]].ne(0).all()
+
+
+@pytest.mark.parametrize("name", list_objectives())
+def test_entropy_bonus_has_a_gradient_where_the_advantage_is_zero(name: str) -> None:
+    """Bug 13: dL/dH = -coefficient / N at every token, whatever its advantage."""
+    objective = get_objective(name, entropy_bonus=0.25)
+    assert objective.touches_zero_advantage
+    assert {"entropy", "entropy_gradient"} <= objective.needs
+    padded = ragged_batch(15)
+    _, gradients = loss_and_gradients(objective, padded.fresh(advantages=torch.zeros_like(padded.advantages)))
+    expected = padded.mask.double() * (-0.25 / sum(LENGTHS))
+    torch.testing.assert_close(gradients["entropy"], expected, rtol=1e-12, atol=0)
+
+
+def test_constant_length_divides_by_the_constant() -> None:
+    """Bug 3: Dr.GRPO's loss is in inverse proportion to length_normalizer and has nothing to do with the width."""
+    padded = ragged_batch(16, width=30)
+    by_8 = get_objective("dr_grpo", length_normalizer=8)(padded.batch()).loss
+    by_3000 = get_objective("dr_grpo")(padded.batch()).loss
+    torch.testing.assert_close(by_8, by_3000 * 3000 / 8, rtol=1e-12, atol=0)
