@@ -25,7 +25,8 @@ def pairs(problems: list[Problem]) -> set[frozenset[int]]:
 
 def test_train_and_test_share_no_pair_and_repeat_none() -> None:
     train, test = arithmetic.generate(3, digits=2, train=2000, test=800)
-    assert len(pairs(train)) == 2000 and len(pairs(test)) == 800
+    assert len(pairs(train)) == 2000
+    assert len(pairs(test)) == 800
     assert not pairs(train) & pairs(test)
     assert len({problem.id for problem in train + test}) == 2800
 
@@ -72,7 +73,8 @@ def test_problems_are_as_described(seed: int, digits: int) -> None:
     train, test = arithmetic.generate(seed, digits, train=11, test=11)
     for problem in train + test:
         a, b = problem.info["a"], problem.info["b"]
-        assert problem.prompt == f"{a}+{b}=" and problem.answer == str(a + b)
+        assert problem.prompt == f"{a}+{b}="
+        assert problem.answer == str(a + b)
         assert problem.info["digits"] == len(str(a)) == len(str(b)) == digits
         # a carry turns ten of one column into one of the next: the digits' sum falls by nine
         assert 9 * problem.info["carries"] == digit_sum(a) + digit_sum(b) - digit_sum(a + b)
@@ -115,7 +117,8 @@ def test_impossible_digits_are_named(digits: object) -> None:
 def test_more_problems_than_exist(name: str, count: int) -> None:
     sizes = {"train": 44, "test": 11}
     train, test = arithmetic.generate(0, digits=1, **sizes)
-    assert len(train) == 44 and len(test) == 11
+    assert len(train) == 44
+    assert len(test) == 11
     with pytest.raises(TepoError, match=f"{name}={count} .* there are {sizes[name]}"):
         arithmetic.generate(0, digits=1, **{**sizes, name: count})
 

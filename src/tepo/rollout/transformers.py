@@ -101,6 +101,8 @@ def _pad_left(prompts: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tenso
     ids = torch.full((len(prompts), width), pad)
     attention = torch.zeros((len(prompts), width), dtype=torch.long)
     for i, prompt in enumerate(prompts):
+        if not len(prompt):
+            raise ValueError("a prompt without tokens: there is nothing to predict the first token of a response from")
         ids[i, width - len(prompt) :] = torch.tensor(prompt)
         attention[i, width - len(prompt) :] = 1
     return ids, attention

@@ -59,7 +59,7 @@ class Display:
 
     def note(self, message: str, style: str = "") -> None:
         """A message above the bar; its text is not markup."""
-        self.console.print(message, style=style, markup=False, highlight=False)
+        self.console.print(message, style=style, markup=False, highlight=False, soft_wrap=True)
 
     def step(self, record: Mapping[str, float]) -> None:
         """A step is done."""
