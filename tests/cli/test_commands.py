@@ -34,7 +34,7 @@ def test_help_imports_nothing_heavy(tmp_path: Path) -> None:
 
 
 def test_train_eval_and_resume(tmp_path: Path) -> None:
-    settings = ["trainer.steps=4", "trainer.prompts_per_rollout=8", "evaluation.problems=20", "output=out"]
+    settings = ["trainer.steps=4", "trainer.prompts_per_rollout=8", "data.test_problems=20", "output=out"]
     done = tepo("train", *settings, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "held-out accuracy" in done.stdout
@@ -53,7 +53,7 @@ def test_train_eval_and_resume(tmp_path: Path) -> None:
 
 
 def test_eval_of_a_packaged_model_on_a_named_task(tmp_path: Path) -> None:
-    done = tepo("eval", "embedded", "--data", "arithmetic", "evaluation.problems=10", cwd=tmp_path)
+    done = tepo("eval", "embedded", "--data", "arithmetic", "data.test_problems=10", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "embedded on arithmetic: 10 problems" in done.stdout
 

@@ -41,7 +41,7 @@ class DataConfig(Section):
         None, description="text added after the problem, on a line of its own; a preset may bring one"
     )
     max_problems: int | None = Field(None, ge=1, description="use only the first so many training problems")
-    test_problems: int = Field(200, ge=1, description="how many held-out problems to keep for evaluation")
+    test_problems: int = Field(200, ge=1, description="at most so many held-out problems, for evaluation")
     max_prompt_tokens: int = Field(1024, ge=1, description="longer prompts are dropped, with a count")
     options: dict[str, Any] = Field(default_factory=dict, description="parameters of a generated task")
 

@@ -117,7 +117,6 @@ class EvaluationConfig(Section):
     """Held-out problems, answered before, during and after training."""
 
     every: int | None = Field(None, ge=1, description="evaluate after so many steps as well")
-    problems: int = Field(200, ge=1, description="at most so many of the held-out problems")
     samples: int = Field(1, ge=1, description="sampled responses to each problem")
     temperature: float | None = Field(None, gt=0, description="of the samples; the training temperature when not given")
     top_p: float = Field(1.0, gt=0, le=1)

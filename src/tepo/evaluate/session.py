@@ -68,7 +68,7 @@ class Session:
         )  # fmt: skip
         try:
             session.train, long_train = drop_long_prompts(task.train, session.render, limit)
-            session.test, long_test = drop_long_prompts(task.test[: recipe.evaluation.problems], session.render, limit)
+            session.test, long_test = drop_long_prompts(task.test, session.render, limit)
         except BaseException:
             session.close()
             raise
