@@ -294,3 +294,21 @@ def test_a_worker_that_cannot_start_says_so() -> None:
 def test_the_wire_keeps_tuples_keys_and_lone_surrogates() -> None:
     value = {"a": (1, [2, (3,)]), "b": {1: "x", (2, 3): None}, "c": "\ud800é", "d": {}}
     assert decode(encode(value)[HEADER:]) == value
+
+
+def test_a_worker_does_not_count_the_memory_of_its_parent() -> None:
+    """On Linux ru_maxrss passes through exec: beside a large model every worker was replaced after every answer."""
+    ballast = bytearray(500 * 2**20)
+    for page in range(0, len(ballast), 4096):
+        ballast[page] = 1
+    with JudgePool(workers=1, memory_mb=512) as pool:
+        problem = Problem("p", "", "7")
+        pool.judge([Request("exact", "7", problem)])
+        before = _idle_pids(pool)
+        pool.judge([Request("exact", f"{i}", problem) for i in range(20)])
+        assert _idle_pids(pool) == before
+    assert len(ballast)
+
+
+def _idle_pids(pool: JudgePool) -> list[int]:
+    return [worker.pid for worker in pool._idle.queue if worker is not None]

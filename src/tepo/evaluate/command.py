@@ -10,8 +10,11 @@ from rich.console import Console
 from rich.table import Table
 
 from tepo.config import DEFAULT_RECIPE, Recipe, load_recipe
+from tepo.errors import TepoError
 from tepo.evaluate.accuracy import Accuracy
 from tepo.evaluate.session import Session
+
+SUMMARY, RESPONSES = "eval.json", "responses.jsonl"
 
 
 def evaluate_model(
@@ -29,19 +32,22 @@ def evaluate_model(
     defaults. data: replaces the recipe's data. Raises TepoError for whatever cannot be used.
     """
     console = console or Console()
+    for name in (SUMMARY, RESPONSES):
+        if output is not None and (output / name).exists():
+            raise TepoError(f"--output {output}: holds {name} already; choose another folder")
     recipe = _recipe(model, data, config, overrides)
     with Session.open(recipe, trainable=False) as session:
         results = {
-            "sampled": session.evaluate(0, greedy=False, samples=samples),
-            "greedy": session.evaluate(0, greedy=True),
+            "sampled": session.evaluate(greedy=False, samples=samples),
+            "greedy": session.evaluate(greedy=True),
         }
     console.print(_table(recipe, results))
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)
         summary = {"model": model, "data": recipe.data.name} | {name: r.summary() for name, r in results.items()}
-        (output / "eval.json").write_text(json.dumps(summary, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        (output / SUMMARY).write_text(json.dumps(summary, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         lines = [json.dumps({"kind": n} | row, ensure_ascii=False) for n, r in results.items() for row in r.responses]
-        (output / "responses.jsonl").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+        (output / RESPONSES).write_text("".join(line + "\n" for line in lines), encoding="utf-8")
         console.print(f"written to {output}", markup=False)
     return results
 

@@ -84,7 +84,7 @@ class Session:
         """The text of a response without special tokens."""
         return str(self.policy.tokenizer.decode(list(ids), skip_special_tokens=True))
 
-    def evaluate(self, step: int, *, greedy: bool, samples: int | None = None) -> Accuracy:
+    def evaluate(self, *, greedy: bool, samples: int | None = None) -> Accuracy:
         """Accuracy on the held-out problems, greedy or sampled as the recipe says."""
         config = self.recipe.evaluation
         temperature = self.recipe.rollout.temperature if config.temperature is None else config.temperature

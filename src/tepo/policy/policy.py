@@ -132,6 +132,24 @@ class Policy:
         return TokenScores(out.logp, out.entropy, out.entropy_direction, out.exact_kl, hidden.detach())
 
     @contextlib.contextmanager
+    def sampling(self) -> Iterator[None]:
+        """`evaluating`, in the policy's precision, with the weights of its layers cast once.
+
+        Autocast casts them anew in each call without a gradient, which for a decoding step costs as much as the step.
+        """
+        head = self.base.get_output_embeddings()
+        layers = [module for module in self.base.modules() if isinstance(module, torch.nn.Linear) and module is not head]
+        whole = [layer.weight.data for layer in layers]
+        try:
+            for layer in layers if self.autocast is not None else ():
+                layer.weight.data = layer.weight.data.to(self.autocast)
+            with self.evaluating(), self.precision():
+                yield
+        finally:
+            for layer, weight in zip(layers, whole, strict=True):
+                layer.weight.data = weight
+
+    @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
         """Without gradients, in evaluation mode."""
         was_training = self.model.training

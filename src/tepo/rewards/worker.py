@@ -65,9 +65,22 @@ def _limit_memory(mebibytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
+def _peak_memory() -> int:
+    """Bytes that this process had in memory at most.
+
+    On Linux `ru_maxrss` will not do: it is inherited through exec, so that a worker would count its parent's memory,
+    which holds the model that is trained.
+    """
+    try:
+        with open("/proc/self/status", encoding="ascii") as status:
+            return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
+    except (OSError, StopIteration):
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak * (1 if sys.platform == "darwin" else 1024)
+
+
 def _grown(mebibytes: int) -> bool:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak * (1 if sys.platform == "darwin" else 1024) > 0.75 * mebibytes * 2**20
+    return _peak_memory() > 0.75 * mebibytes * 2**20
 
 
 def _judged(judge: Judge, request: dict[str, Any], mebibytes: int) -> Verdict:

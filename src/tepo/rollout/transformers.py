@@ -30,7 +30,7 @@ class TransformersEngine:
         order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
         rows = [i for i in order for _ in range(count)]
         responses: list[list[Response]] = [[] for _ in prompts]
-        with self.policy.evaluating(), self.policy.precision():
+        with self.policy.sampling():
             for start in range(0, len(rows), self.batch_size):
                 batch = rows[start : start + self.batch_size]
                 for i, response in zip(

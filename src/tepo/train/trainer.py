@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from tepo.errors import TepoError
 from tepo.evaluate.accuracy import record as response_record
 from tepo.evaluate.session import AUTOCAST, Session
 from tepo.policy import Policy, load_model
+from tepo.policy.head import Head
 from tepo.seeds import derive_seed
 from tepo.train import checkpoint
 from tepo.train.display import Display, accuracy_text, final_table
@@ -140,7 +142,7 @@ class Trainer:
         """Sampled accuracy, and greedy beside it, into eval.json; responses into evaluations/."""
         entry: dict[str, Any] = {"step": self.step}
         for kind in ("sampled", "greedy") if greedy else ("sampled",):
-            result = self.session.evaluate(self.step, greedy=kind == "greedy")
+            result = self.session.evaluate(greedy=kind == "greedy")
             entry[kind] = result.summary()
             self.folder.write_responses(f"step_{self.step:06d}_{kind}", result.responses)
         self.evaluations.append(entry)
@@ -251,6 +253,11 @@ class AdapterOff(Policy):
 
     def __init__(self, policy: Policy) -> None:
         super().__init__(policy.model, policy.tokenizer, policy.temperature, policy.autocast)
+
+    @property
+    def head(self) -> Head:
+        head = super().head
+        return dataclasses.replace(head, layer=getattr(head.layer, "base_layer", head.layer))
 
     def score(self, *args: Any, **kwargs: Any) -> Any:
         adapted: Any = self.model
