@@ -305,6 +305,7 @@ def test_a_worker_does_not_count_the_memory_of_its_parent() -> None:
         problem = Problem("p", "", "7")
         pool.judge([Request("exact", "7", problem)])
         before = _idle_pids(pool)
+        assert len(before) == 1
         pool.judge([Request("exact", f"{i}", problem) for i in range(20)])
         assert _idle_pids(pool) == before
     assert len(ballast)
