@@ -13,7 +13,12 @@ import pytest
 def tepo(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "COLUMNS": "160"}
     return subprocess.run(
-        [sys.executable, "-m", "tepo", *arguments], cwd=cwd, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "tepo", *arguments],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 
@@ -87,6 +92,7 @@ FAULTS = {
     "response longer than the context": (["rollout.max_response_tokens=100000"], "max_response_tokens"),
     "missing verifier": (["reward.verifier=nowhere:nothing"], "nowhere"),
     "run folder that is a file": (["output=a_file"], "a_file"),
+    "tracker that is not installed": (["trackers=[wandb]"], "tepo[wandb]"),
     "resume of nothing": (["--resume"], "no checkpoint"),
     "option of no task": (["data.options.digit=3"], "digit"),
 }

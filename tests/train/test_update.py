@@ -33,7 +33,9 @@ OBJECTIVES = {
 
 @pytest.fixture(scope="module")
 def session() -> Iterator[Session]:
-    recipe = load_recipe("arithmetic", ["trainer.prompts_per_rollout=8", "trainer.responses_per_prompt=4", "reward.workers=1"])
+    recipe = load_recipe(
+        "arithmetic", ["trainer.prompts_per_rollout=8", "trainer.responses_per_prompt=4", "reward.workers=1"]
+    )
     with Session.open(recipe) as opened:
         yield opened
 
@@ -57,9 +59,7 @@ def updater(session: Session, name: str, **config: object) -> Updater:
     model, tokenizer = load_model(session.recipe.model)
     reference, _ = load_model(session.recipe.model)
     frozen = Policy(reference.double().requires_grad_(False), tokenizer)
-    made = Updater(
-        Policy(model.double(), tokenizer), OBJECTIVES[name], CONFIG.model_copy(update=config), frozen
-    )
+    made = Updater(Policy(model.double(), tokenizer), OBJECTIVES[name], CONFIG.model_copy(update=config), frozen)
     return made
 
 

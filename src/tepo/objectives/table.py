@@ -25,7 +25,7 @@ TABLE = (
     ),
     Objective(
         "grpo", "GRPO", "2402.03300",
-        StandardizedAdvantage(), TokenRatio(), Clip(0.2, 0.2), SequenceMean(), (ReferenceKL(beta=0.04, estimator="k3"),),
+        StandardizedAdvantage(), TokenRatio(), Clip(0.2, 0.2), SequenceMean(), (ReferenceKL(0.04, "k3"),),
     ),
     Objective(
         "dr_grpo", "Dr.GRPO", "2503.20783",

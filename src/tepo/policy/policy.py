@@ -138,7 +138,9 @@ class Policy:
         Autocast casts them anew in each call without a gradient, which for a decoding step costs as much as the step.
         """
         head = self.base.get_output_embeddings()
-        layers = [module for module in self.base.modules() if isinstance(module, torch.nn.Linear) and module is not head]
+        layers = [
+            module for module in self.base.modules() if isinstance(module, torch.nn.Linear) and module is not head
+        ]
         whole = [layer.weight.data for layer in layers]
         try:
             for layer in layers if self.autocast is not None else ():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,6 +43,9 @@ def train(recipe: Recipe, *, resume: bool = False, console: Console | None = Non
     start = _newest_checkpoint(folder) if resume else None
     if start is not None:
         folder.check_recipe(recipe)
+    for tracker in recipe.trackers:
+        if importlib.util.find_spec(tracker) is None:  # accelerate would leave it out without a word
+            raise TepoError(f"trackers: {tracker} is not installed: pip install 'tepo[{tracker}]'")
     with Session.open(recipe, model=str(start) if start else None) as session:
         if start is None:
             folder.create(recipe)
@@ -81,7 +85,11 @@ class Trainer:
         """Train up to the recipe's last step; `start` is the checkpoint to go on from."""
         if start is not None:
             self._restore(start)
-        self.accelerator.init_trackers("tensorboard", config=_flat(self.recipe.model_dump(mode="json")))
+        self.accelerator.init_trackers(
+            "tepo",
+            config=_flat(self.recipe.model_dump(mode="json")),
+            init_kwargs={name: {"name": self.folder.path.name} for name in self.recipe.trackers},
+        )
         config = self.recipe
         with Display(self.console, config.trainer.steps, self.step) as display:
             self._introduce(display, start)
