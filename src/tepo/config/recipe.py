@@ -108,8 +108,6 @@ class TrainerConfig(Section):
                 f"prompts_per_rollout ({self.prompts_per_rollout}) must be a multiple of updates_per_rollout "
                 f"({self.updates_per_rollout}): every update gets the same number of prompts"
             )
-        if self.responses_per_prompt < 2:
-            raise ValueError("responses_per_prompt is 1: an advantage relative to the group needs at least 2")
         return self
 
 
@@ -159,6 +157,15 @@ class Recipe(Section):
                 for key, value in values.items()
             }
         return values
+
+    @model_validator(mode="after")
+    def _groups_are_large_enough(self) -> Self:
+        if self.trainer.responses_per_prompt < 2 and self.objective.build().advantage.relative_to_group:
+            raise ValueError(
+                f"trainer.responses_per_prompt is 1: the advantage of objective {self.objective.name} is relative to the "
+                "group and needs at least 2"
+            )
+        return self
 
     @model_validator(mode="after")
     def _one_way_to_treat_truncation(self) -> Self:

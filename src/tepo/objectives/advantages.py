@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -19,16 +20,16 @@ class StandardizedAdvantage:
     """
 
     name = "standardized"
+    relative_to_group: ClassVar[bool] = True
     epsilon: float = 1e-6
 
     def __post_init__(self) -> None:
-        if not 0 <= self.epsilon < float("inf"):
-            raise ValueError(f"advantage_epsilon is {self.epsilon}; a number of 0 or more is allowed")
+        check_epsilon(self.epsilon)
 
-    def __call__(self, rewards: Tensor, groups: Tensor) -> Tensor:
+    def __call__(self, rewards: Tensor, groups: Tensor, lengths: Tensor | None = None) -> Tensor:
         """rewards [S], groups [S] -> advantages [S]; see `relative_to_group`."""
 
-        def standardize(centered: Tensor, per_group: Callable[[Tensor], Tensor], count: Tensor) -> Tensor:
+        def standardize(centered: Tensor, per_group: PerGroup, count: Tensor) -> Tensor:
             return centered / (torch.sqrt(per_group(centered.square()) / (count - 1)) + self.epsilon)
 
         return relative_to_group(rewards, groups, standardize)
@@ -39,16 +40,90 @@ class CenteredAdvantage:
     """A_i = R_i - mean R over the responses to one prompt (Dr.GRPO, 2503.20783)."""
 
     name = "centered"
+    relative_to_group: ClassVar[bool] = True
 
-    def __call__(self, rewards: Tensor, groups: Tensor) -> Tensor:
+    def __call__(self, rewards: Tensor, groups: Tensor, lengths: Tensor | None = None) -> Tensor:
         """rewards [S], groups [S] -> advantages [S]; see `relative_to_group`."""
         return relative_to_group(rewards, groups)
 
 
-Advantage = StandardizedAdvantage | CenteredAdvantage
-ADVANTAGES: dict[str, type[Advantage]] = {kind.name: kind for kind in (StandardizedAdvantage, CenteredAdvantage)}
+@dataclass(frozen=True)
+class LeaveOneOutAdvantage:
+    """A_i = R_i - mean of the other rewards of its group = G/(G-1) (R_i - mean R) (RLOO, 2402.14740)."""
 
-Scale = Callable[[Tensor, Callable[[Tensor], Tensor], Tensor], Tensor]
+    name = "leave_one_out"
+    relative_to_group: ClassVar[bool] = True
+
+    def __call__(self, rewards: Tensor, groups: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """rewards [S], groups [S] -> advantages [S]; see `relative_to_group`."""
+        return relative_to_group(rewards, groups, lambda centered, _, count: centered * count / (count - 1))
+
+
+@dataclass(frozen=True)
+class InformativeAdvantage:
+    """A_i = B/(B - M) (R_i - mean R), with B responses, M of them in groups of equal rewards (GPG, 2504.02546).
+
+    What the groups without a signal take out of the mean is given back to the others. B and M count the rollout; verl
+    counts non-zero scores instead, which is another number wherever a group is all right.
+    """
+
+    name = "informative"
+    relative_to_group: ClassVar[bool] = True
+
+    def __call__(self, rewards: Tensor, groups: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """rewards [S], groups [S] -> advantages [S]; see `relative_to_group`."""
+
+        def scale(centered: Tensor, per_group: PerGroup, count: Tensor) -> Tensor:
+            informative = per_group(centered.abs()) > 0
+            return centered * (len(centered) / informative.sum().clamp(min=1))
+
+        return relative_to_group(rewards, groups, scale)
+
+
+@dataclass(frozen=True)
+class BatchAdvantage:
+    """A_i = (R_i - mean) / (std + epsilon) over all tokens of the rollout (REINFORCE++, 2501.03262).
+
+    A response's reward stands at each of its tokens, so that mean and standard deviation (ddof 1) weigh responses by
+    their length, as in OpenRLHF and verl. baseline: take off the mean of the group first (REINFORCE++-baseline).
+    """
+
+    name = "batch"
+    baseline: bool = False
+    epsilon: float = 1e-8
+
+    def __post_init__(self) -> None:
+        check_epsilon(self.epsilon)
+
+    @property
+    def relative_to_group(self) -> bool:
+        return self.baseline
+
+    def __call__(self, rewards: Tensor, groups: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """rewards [S], groups [S], lengths [S] in tokens (equal when not given) -> advantages [S]."""
+        check_rewards(rewards, groups)
+        values = rewards.to(widest(rewards.device))
+        weights = torch.ones_like(values) if lengths is None else lengths.to(values.dtype)
+        if self.baseline:
+            values = relative_to_group(values, groups)
+        if len(values) < 2 or bool((values == values[0]).all()):
+            return torch.zeros_like(values).to(floating(rewards))
+        total = weights.sum()
+        centered = values - (weights * values).sum() / total
+        variance = (weights * centered.square()).sum() / (total - 1).clamp(min=1)
+        return (centered / (variance.sqrt() + self.epsilon)).to(floating(rewards))
+
+
+Advantage = StandardizedAdvantage | CenteredAdvantage | LeaveOneOutAdvantage | InformativeAdvantage | BatchAdvantage
+ADVANTAGES: dict[str, type[Advantage]] = {
+    kind.name: kind
+    for kind in (
+        StandardizedAdvantage, CenteredAdvantage, LeaveOneOutAdvantage, InformativeAdvantage, BatchAdvantage
+    )
+}  # fmt: skip
+
+PerGroup = Callable[[Tensor], Tensor]
+Scale = Callable[[Tensor, PerGroup, Tensor], Tensor]
 
 
 def relative_to_group(rewards: Tensor, groups: Tensor, scale: Scale | None = None) -> Tensor:
@@ -60,14 +135,8 @@ def relative_to_group(rewards: Tensor, groups: Tensor, scale: Scale | None = Non
     decided by equality, since a rounding residue divided by epsilon is a large number.
     Raises ValueError for a group of one response and for rewards that are not finite.
     """
-    if rewards.shape != groups.shape or rewards.dim() != 1:
-        raise ValueError(
-            f"rewards has shape {list(rewards.shape)}, groups {list(groups.shape)}: one of each a response"
-        )
+    check_rewards(rewards, groups)
     values = rewards.to(widest(rewards.device))
-    if not bool(torch.isfinite(values).all()):
-        rows = torch.nonzero(~torch.isfinite(values)).flatten().tolist()
-        raise ValueError(f"rewards of responses {rows} are not finite: {rewards[rows].tolist()}")
     labels, index = torch.unique(groups, return_inverse=True)
     count = torch.bincount(index, minlength=len(labels))
     if bool((count == 1).any()):
@@ -85,4 +154,27 @@ def relative_to_group(rewards: Tensor, groups: Tensor, scale: Scale | None = Non
     if scale is not None:
         advantages = scale(advantages, per_group, count[index])
     advantages = torch.where(unequal, advantages, 0.0)
-    return advantages.to(rewards.dtype if rewards.is_floating_point() else torch.get_default_dtype())
+    return advantages.to(floating(rewards))
+
+
+def check_rewards(rewards: Tensor, groups: Tensor) -> None:
+    """Raise ValueError unless there is one finite reward and one label a response."""
+    if rewards.shape != groups.shape or rewards.dim() != 1:
+        raise ValueError(
+            f"rewards has shape {list(rewards.shape)}, groups {list(groups.shape)}: one of each a response"
+        )
+    finite = torch.isfinite(rewards)
+    if not bool(finite.all()):
+        rows = torch.nonzero(~finite).flatten().tolist()
+        raise ValueError(f"rewards of responses {rows} are not finite: {rewards[rows].tolist()}")
+
+
+def check_epsilon(epsilon: float) -> None:
+    """Raise ValueError unless the summand of a divisor is finite and not negative."""
+    if not 0 <= epsilon < float("inf"):
+        raise ValueError(f"advantage_epsilon is {epsilon}; a number of 0 or more is allowed")
+
+
+def floating(rewards: Tensor) -> torch.dtype:
+    """The dtype of advantages: that of the rewards, or the default one for integers."""
+    return rewards.dtype if rewards.is_floating_point() else torch.get_default_dtype()

@@ -50,5 +50,18 @@ class ConstantLength:
         return torch.full_like(batch.old_logp, 1 / (max(totals.sequences, 1) * self.length_normalizer))
 
 
-Aggregate = TokenMean | SequenceMean | ConstantLength
-AGGREGATES: dict[str, type[Aggregate]] = {kind.name: kind for kind in (TokenMean, SequenceMean, ConstantLength)}
+@dataclass(frozen=True)
+class SequenceSum:
+    """1/S: every response counts as the sum of its tokens (RLOO; LUSPO: a sequence's loss times its length)."""
+
+    name = "sequence_sum"
+
+    def __call__(self, batch: TokenBatch, totals: Totals) -> Tensor:
+        """-> [N] weights."""
+        return torch.full_like(batch.old_logp, 1 / max(totals.sequences, 1))
+
+
+Aggregate = TokenMean | SequenceMean | SequenceSum | ConstantLength
+AGGREGATES: dict[str, type[Aggregate]] = {
+    kind.name: kind for kind in (TokenMean, SequenceMean, SequenceSum, ConstantLength)
+}

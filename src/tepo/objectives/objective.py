@@ -13,7 +13,7 @@ from tepo.objectives.advantages import Advantage
 from tepo.objectives.aggregates import Aggregate
 from tepo.objectives.batch import TokenBatch, Totals, widest
 from tepo.objectives.ratios import Ratio
-from tepo.objectives.surrogates import Clip
+from tepo.objectives.surrogates import Surrogate
 from tepo.objectives.terms import KLMask, Term, TermOutput
 
 
@@ -44,7 +44,7 @@ class Objective:
     paper: str
     advantage: Advantage
     ratio: Ratio
-    surrogate: Clip
+    surrogate: Surrogate
     aggregate: Aggregate
     terms: tuple[Term, ...] = ()
 
@@ -84,9 +84,13 @@ class Objective:
         """Whether a response with zero advantage can have a gradient."""
         return any(term.touches_zero_advantage for term in self.terms)
 
-    def advantages(self, rewards: Tensor, groups: Tensor) -> Tensor:
-        """rewards [S], groups [S] -> advantages [S]; whole groups only. Raises ValueError for a group of one."""
-        return self.advantage(rewards, groups)
+    def advantages(self, rewards: Tensor, groups: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """rewards [S], groups [S] -> advantages [S], of a whole rollout.
+
+        lengths: tokens of each response [S], for the objectives that weigh responses by them (equal when not given).
+        Raises ValueError for rewards that are not finite, and for a group of one where the group is the baseline.
+        """
+        return self.advantage(rewards, groups, lengths)
 
     def totals(self, batch: TokenBatch) -> Totals:
         """The totals of a step from its whole batch, with the statistics that the terms ask for."""
@@ -110,7 +114,7 @@ class Objective:
         advantages = self._token_advantages(batch)
         weights = self.aggregate(batch, totals)
         log_ratio = self.ratio(batch)
-        surrogate, clipped = self.surrogate(log_ratio, advantages)
+        surrogate, clipped = self.surrogate(batch, log_ratio, advantages)
         surrogate_loss = -(weights * surrogate).sum()
         outputs = {term.name: term(batch, advantages, weights, totals) for term in self.terms}
         loss = surrogate_loss + sum(output.cost for output in outputs.values())
@@ -124,7 +128,7 @@ class Objective:
             return batch.advantages.detach().to(batch.old_logp.dtype)
         if batch.rewards is None:
             raise ValueError("the batch has neither advantages nor rewards")
-        return self.advantages(batch.rewards, batch.group).to(batch.old_logp.dtype)[batch.sequence]
+        return self.advantages(batch.rewards, batch.group, batch.lengths).to(batch.old_logp.dtype)[batch.sequence]
 
     def _check(self, batch: TokenBatch) -> None:
         missing = sorted(name for name in self.needs - {"entropy_gradient"} if getattr(batch, name) is None)

@@ -7,11 +7,18 @@ import difflib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tepo.objectives.advantages import ADVANTAGES, CenteredAdvantage, StandardizedAdvantage
-from tepo.objectives.aggregates import AGGREGATES, ConstantLength, SequenceMean, TokenMean
+from tepo.objectives.advantages import (
+    ADVANTAGES,
+    BatchAdvantage,
+    CenteredAdvantage,
+    InformativeAdvantage,
+    LeaveOneOutAdvantage,
+    StandardizedAdvantage,
+)
+from tepo.objectives.aggregates import AGGREGATES, ConstantLength, SequenceMean, SequenceSum, TokenMean
 from tepo.objectives.objective import Objective
-from tepo.objectives.ratios import RATIOS, SequenceRatio, SequenceTokenRatio, TokenRatio
-from tepo.objectives.surrogates import Clip
+from tepo.objectives.ratios import RATIOS, HoelderRatio, NoRatio, SequenceRatio, SequenceTokenRatio, TokenRatio
+from tepo.objectives.surrogates import Clip, ClippedWeight, HoelderClip, LogSpaceClip, ScoreFunction, SoftGate
 from tepo.objectives.terms import EntropyBonus, KLMask, ReferenceKL, Term
 
 TABLE = (
@@ -43,6 +50,46 @@ TABLE = (
         "gspo_token", "GSPO-token: advantages may vary inside a response", "2507.18071",
         StandardizedAdvantage(), SequenceTokenRatio(), Clip(3e-4, 4e-4), SequenceMean(),
     ),
+    Objective(
+        "luspo", "LUSPO: GSPO without the length bias", "2602.05261",
+        StandardizedAdvantage(), SequenceRatio(), Clip(3e-4, 4e-4), SequenceSum(),
+    ),
+    Objective(
+        "gmpo", "GMPO: geometric mean of clipped token ratios", "2507.20673",
+        StandardizedAdvantage(), TokenRatio(), LogSpaceClip(0.4, 0.4), SequenceMean(),
+    ),
+    Objective(
+        "hoelder", "HoelderPO: power mean of the token ratios", "2605.12058",
+        StandardizedAdvantage(1e-8), HoelderRatio(0.0), Clip(0.2, 0.2), SequenceMean(),
+    ),
+    Objective(
+        "hoelder_token", "HoelderPO, token variant: power mean of clipped token ratios", "2605.12058",
+        StandardizedAdvantage(1e-8), TokenRatio(), HoelderClip(0.0, 0.2, 0.2), SequenceMean(),
+    ),
+    Objective(
+        "cispo", "CISPO: clipped weights, no clipped gradients", "2506.13585",
+        StandardizedAdvantage(), TokenRatio(), ClippedWeight(1.0, 0.28), TokenMean(),
+    ),
+    Objective(
+        "sapo", "SAPO: a soft gate in place of the clip", "2511.20347",
+        StandardizedAdvantage(), TokenRatio(), SoftGate(1.0, 1.05), SequenceMean(),
+    ),
+    Objective(
+        "gpg", "GPG: group policy gradient", "2504.02546",
+        InformativeAdvantage(), NoRatio(), ScoreFunction(), TokenMean(),
+    ),
+    Objective(
+        "rloo", "RLOO: leave-one-out REINFORCE", "2402.14740",
+        LeaveOneOutAdvantage(), NoRatio(), ScoreFunction(), SequenceSum(),
+    ),
+    Objective(
+        "reinforce_pp", "REINFORCE++", "2501.03262",
+        BatchAdvantage(), TokenRatio(), Clip(0.2, 0.2), TokenMean(),
+    ),
+    Objective(
+        "reinforce_pp_baseline", "REINFORCE++ with the group's mean as baseline", "2501.03262",
+        BatchAdvantage(baseline=True), TokenRatio(), Clip(0.2, 0.2), TokenMean(),
+    ),
 )  # fmt: skip
 
 _BY_NAME = {row.name: row for row in TABLE}
@@ -57,10 +104,12 @@ def get_objective(name: str, **overrides: Any) -> Objective:
     """The objective of that name, with some of its settings replaced.
 
     name: a name from `list_objectives()`; hyphens and case do not matter.
-    overrides: `clip_low`, `clip_high`, `dual_clip` (numbers), `ratio` (token, sequence, sequence_token), `aggregate`
-        (token_mean, sequence_mean, constant_length), `length_normalizer` (tokens), `kl_mask` (None, beta, or a mapping
+    overrides: `clip_low`, `clip_high`, `dual_clip`, `p`, `tau`, `tau_negative` (numbers), `ratio` (token, sequence,
+        sequence_token, hoelder, none), `aggregate` (token_mean, sequence_mean, sequence_sum, constant_length),
+        `length_normalizer` (tokens), `kl_mask` (None, beta, or a mapping
         with the fields of KLMask), `ref_kl` (None, beta, or the fields of ReferenceKL), `entropy_bonus` (None or a
-        coefficient), `advantage` (standardized, centered), `advantage_epsilon`.
+        coefficient), `advantage` (standardized, centered, leave_one_out, informative, batch),
+        `advantage_epsilon`.
     A term whose coefficient is 0 is left out.
     Raises ValueError for an unknown name or override, a value that is not allowed, and an override that the objective
     has no use for.
@@ -91,15 +140,15 @@ def _nearest(name: str, known: Mapping[str, Any]) -> str:
 Override = Callable[[Objective, Any], Objective]
 
 
-def _field(option: str, part: str, field: str) -> Override:
-    """An override that sets one field of one part, where the part has such a field."""
+def _field(option: str, field: str, *parts: str) -> Override:
+    """An override that sets one field of the first of some parts that has such a field."""
 
     def override(objective: Objective, value: Any) -> Objective:
-        current = getattr(objective, part)
-        if not any(f.name == field for f in dataclasses.fields(current)):
-            raise ValueError(
-                f"objective {objective.name} does not use {option}: its {part} is {type(current).__name__}"
-            )
+        having = [part for part in parts if any(f.name == field for f in dataclasses.fields(getattr(objective, part)))]
+        if not having:
+            used = " and ".join(f"its {part} is {type(getattr(objective, part)).__name__}" for part in parts)
+            raise ValueError(f"objective {objective.name} does not use {option}: {used}")
+        part, current = having[0], getattr(objective, having[0])
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number and not (value is None and field == "dual"):
             raise ValueError(f"{option} is {value!r}; a number is allowed")
@@ -152,10 +201,13 @@ _PARTS: dict[str, Override] = {
     "aggregate": _part("aggregate", AGGREGATES),
 }
 _OVERRIDES: dict[str, Override] = _PARTS | {
-    "clip_low": _field("clip_low", "surrogate", "low"),
-    "clip_high": _field("clip_high", "surrogate", "high"),
-    "dual_clip": _field("dual_clip", "surrogate", "dual"),
-    "length_normalizer": _field("length_normalizer", "aggregate", "length_normalizer"),
-    "advantage_epsilon": _field("advantage_epsilon", "advantage", "epsilon"),
+    "clip_low": _field("clip_low", "low", "surrogate"),
+    "clip_high": _field("clip_high", "high", "surrogate"),
+    "dual_clip": _field("dual_clip", "dual", "surrogate"),
+    "p": _field("p", "p", "ratio", "surrogate"),
+    "tau": _field("tau", "tau", "surrogate"),
+    "tau_negative": _field("tau_negative", "tau_negative", "surrogate"),
+    "length_normalizer": _field("length_normalizer", "length_normalizer", "aggregate"),
+    "advantage_epsilon": _field("advantage_epsilon", "epsilon", "advantage"),
     **{kind.name: _term(kind) for kind in (KLMask, ReferenceKL, EntropyBonus)},
 }

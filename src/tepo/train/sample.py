@@ -131,7 +131,9 @@ class Collector:
     def _set_advantages(self, samples: list[Sample]) -> None:
         rewards = torch.tensor([sample.reward for sample in samples], dtype=torch.float64)
         groups = torch.tensor([sample.group for sample in samples])
-        for sample, advantage in zip(samples, self.objective.advantages(rewards, groups).tolist(), strict=True):
+        lengths = torch.tensor([len(sample.response.ids) for sample in samples])
+        advantages = self.objective.advantages(rewards, groups, lengths)
+        for sample, advantage in zip(samples, advantages.tolist(), strict=True):
             sample.advantage = advantage
 
 
