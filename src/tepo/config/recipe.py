@@ -162,7 +162,7 @@ class Recipe(Section):
     def _groups_are_large_enough(self) -> Self:
         if self.trainer.responses_per_prompt < 2 and self.objective.build().advantage.relative_to_group:
             raise ValueError(
-                f"trainer.responses_per_prompt is 1: the advantage of objective {self.objective.name} is relative to the "
+                f"trainer.responses_per_prompt is 1: objective {self.objective.name} compares a response with its "
                 "group and needs at least 2"
             )
         return self

@@ -9,18 +9,52 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from tepo.objectives.batch import widest
+from tepo.objectives.batch import TokenBatch, widest
+
+PerGroup = Callable[[Tensor], Tensor]
+Scale = Callable[[Tensor, PerGroup, Tensor], Tensor]
+"""Scales centered rewards [S], given a sum within groups ([S] -> [S]) and the size of each response's group [S]."""
+
+
+class Advantage:
+    """From rewards to advantages, over a whole rollout. Subclasses are frozen dataclasses.
+
+    across_groups: whether the advantages of a group depend on the others.
+    needs: fields of TokenBatch that it reads beside the rewards; where there are any, the advantages vary within a
+        response and can be had from `per_token` alone.
+    """
+
+    name: ClassVar[str]
+    across_groups: ClassVar[bool] = False
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset()
+
+    @property
+    def relative_to_group(self) -> bool:
+        """Whether a group needs two responses."""
+        return True
+
+    def __call__(self, rewards: Tensor, groups: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """rewards [S], groups [S], lengths [S] in tokens (equal when not given) -> advantages [S]."""
+        raise ValueError(f"the advantage {self.name!r} reads {', '.join(sorted(self.needs))}: one value a token")
+
+    def per_token(self, batch: TokenBatch) -> Tensor:
+        """The whole rollout -> advantages [N]."""
+        if batch.rewards is None:
+            raise ValueError("the batch has neither advantages nor rewards")
+        return self(batch.rewards, batch.group, batch.lengths)[batch.sequence]
 
 
 @dataclass(frozen=True)
-class StandardizedAdvantage:
+class StandardizedAdvantage(Advantage):
     """A_i = (R_i - mean R) / (std R + epsilon) over the responses to one prompt (GRPO, 2402.03300).
 
     The standard deviation is that of a sample (ddof 1).
     """
 
-    name = "standardized"
-    relative_to_group: ClassVar[bool] = True
+    name: ClassVar[str] = "standardized"
     epsilon: float = 1e-6
 
     def __post_init__(self) -> None:
@@ -36,11 +70,10 @@ class StandardizedAdvantage:
 
 
 @dataclass(frozen=True)
-class CenteredAdvantage:
+class CenteredAdvantage(Advantage):
     """A_i = R_i - mean R over the responses to one prompt (Dr.GRPO, 2503.20783)."""
 
-    name = "centered"
-    relative_to_group: ClassVar[bool] = True
+    name: ClassVar[str] = "centered"
 
     def __call__(self, rewards: Tensor, groups: Tensor, lengths: Tensor | None = None) -> Tensor:
         """rewards [S], groups [S] -> advantages [S]; see `relative_to_group`."""
@@ -48,11 +81,10 @@ class CenteredAdvantage:
 
 
 @dataclass(frozen=True)
-class LeaveOneOutAdvantage:
+class LeaveOneOutAdvantage(Advantage):
     """A_i = R_i - mean of the other rewards of its group = G/(G-1) (R_i - mean R) (RLOO, 2402.14740)."""
 
-    name = "leave_one_out"
-    relative_to_group: ClassVar[bool] = True
+    name: ClassVar[str] = "leave_one_out"
 
     def __call__(self, rewards: Tensor, groups: Tensor, lengths: Tensor | None = None) -> Tensor:
         """rewards [S], groups [S] -> advantages [S]; see `relative_to_group`."""
@@ -60,35 +92,36 @@ class LeaveOneOutAdvantage:
 
 
 @dataclass(frozen=True)
-class InformativeAdvantage:
+class InformativeAdvantage(Advantage):
     """A_i = B/(B - M) (R_i - mean R), with B responses, M of them in groups of equal rewards (GPG, 2504.02546).
 
     What the groups without a signal take out of the mean is given back to the others. B and M count the rollout; verl
     counts non-zero scores instead, which is another number wherever a group is all right.
     """
 
-    name = "informative"
-    relative_to_group: ClassVar[bool] = True
+    name: ClassVar[str] = "informative"
+    across_groups: ClassVar[bool] = True
 
     def __call__(self, rewards: Tensor, groups: Tensor, lengths: Tensor | None = None) -> Tensor:
         """rewards [S], groups [S] -> advantages [S]; see `relative_to_group`."""
 
         def scale(centered: Tensor, per_group: PerGroup, count: Tensor) -> Tensor:
             informative = per_group(centered.abs()) > 0
-            return centered * (len(centered) / informative.sum().clamp(min=1))
+            return centered * len(centered) / informative.sum().clamp(min=1)
 
         return relative_to_group(rewards, groups, scale)
 
 
 @dataclass(frozen=True)
-class BatchAdvantage:
+class BatchAdvantage(Advantage):
     """A_i = (R_i - mean) / (std + epsilon) over all tokens of the rollout (REINFORCE++, 2501.03262).
 
     A response's reward stands at each of its tokens, so that mean and standard deviation (ddof 1) weigh responses by
-    their length, as in OpenRLHF and verl. baseline: take off the mean of the group first (REINFORCE++-baseline).
+    their length, as in verl (and OpenRLHF, with ddof 0). baseline: take off the mean of the group first.
     """
 
-    name = "batch"
+    name: ClassVar[str] = "batch"
+    across_groups: ClassVar[bool] = True
     baseline: bool = False
     epsilon: float = 1e-8
 
@@ -106,24 +139,16 @@ class BatchAdvantage:
         weights = torch.ones_like(values) if lengths is None else lengths.to(values.dtype)
         if self.baseline:
             values = relative_to_group(values, groups)
-        if len(values) < 2 or bool((values == values[0]).all()):
+        present = values[weights > 0]
+        if len(present) < 2 or bool((present == present[0]).all()):
             return torch.zeros_like(values).to(floating(rewards))
         total = weights.sum()
-        centered = values - (weights * values).sum() / total
+        mean = (weights * values).sum() / total
+        if self.baseline and bool((weights == weights[0]).all()):
+            mean = torch.zeros_like(mean)  # which it is but for rounding: a group of equal rewards keeps exactly 0
+        centered = values - mean
         variance = (weights * centered.square()).sum() / (total - 1).clamp(min=1)
         return (centered / (variance.sqrt() + self.epsilon)).to(floating(rewards))
-
-
-Advantage = StandardizedAdvantage | CenteredAdvantage | LeaveOneOutAdvantage | InformativeAdvantage | BatchAdvantage
-ADVANTAGES: dict[str, type[Advantage]] = {
-    kind.name: kind
-    for kind in (
-        StandardizedAdvantage, CenteredAdvantage, LeaveOneOutAdvantage, InformativeAdvantage, BatchAdvantage
-    )
-}  # fmt: skip
-
-PerGroup = Callable[[Tensor], Tensor]
-Scale = Callable[[Tensor, PerGroup, Tensor], Tensor]
 
 
 def relative_to_group(rewards: Tensor, groups: Tensor, scale: Scale | None = None) -> Tensor:
@@ -150,10 +175,9 @@ def relative_to_group(rewards: Tensor, groups: Tensor, scale: Scale | None = Non
     largest = torch.full((len(labels),), -torch.inf, dtype=values.dtype, device=values.device)
     largest = largest.scatter_reduce(0, index, values, "amax")[index]
     unequal = per_group((values < largest).to(values.dtype)) > 0
-    advantages = values - per_group(values) / count[index]
+    advantages = torch.where(unequal, values - per_group(values) / count[index], 0.0)
     if scale is not None:
-        advantages = scale(advantages, per_group, count[index])
-    advantages = torch.where(unequal, advantages, 0.0)
+        advantages = torch.where(unequal, scale(advantages, per_group, count[index]), 0.0)
     return advantages.to(floating(rewards))
 
 

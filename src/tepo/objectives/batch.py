@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-TOKEN_FIELDS = ("logp", "old_logp", "advantages", "entropy", "old_entropy", "ref_logp", "exact_kl", "entropy_direction")
+TOKEN_FIELDS = (
+    "logp",
+    "old_logp",
+    "advantages",
+    "entropy",
+    "old_entropy",
+    "ref_logp",
+    "exact_kl",
+    "entropy_direction",
+    "top_entropy",
+    "selected",
+)
 """The fields of a TokenBatch with one value for each token."""
 
-DIFFERENTIABLE = ("logp", "entropy", "exact_kl")
+DIFFERENTIABLE = ("logp", "entropy", "exact_kl", "top_entropy")
 """Those among them that may carry a gradient."""
 
 
@@ -77,9 +89,11 @@ class TokenBatch:
     exact_kl: [N] KL divergence (nats) from the current policy to the target of a KL term, summed over the vocabulary.
     entropy_direction: [N] first-order change of the entropy when the token's own logit is raised along the policy
         gradient: sum_j p_j S_j - S_a with S_j = p_j (log p_j + H). Negative: raising the token lowers the entropy.
+    top_entropy: [N] entropy of the distribution on its most likely tokens alone, renormalised (AEnt).
+    selected: [N] bool, the tokens that the objective chose over the whole step (`Objective.prepare`).
 
-    Only logp, entropy and exact_kl carry gradients, the others are detached. Half precision is refused (sums over long
-    responses stagnate in it); `from_padded` makes it float32.
+    Only logp, entropy, exact_kl and top_entropy carry gradients, the others are detached. Half precision is refused
+    (sums over long responses stagnate in it); `from_padded` makes it float32.
     """
 
     logp: Tensor
@@ -93,6 +107,8 @@ class TokenBatch:
     ref_logp: Tensor | None = None
     exact_kl: Tensor | None = None
     entropy_direction: Tensor | None = None
+    top_entropy: Tensor | None = None
+    selected: Tensor | None = None
 
     def __post_init__(self) -> None:
         for name in ("sequence", *TOKEN_FIELDS):
@@ -130,6 +146,7 @@ class TokenBatch:
         ref_logp: Tensor | None = None,
         exact_kl: Tensor | None = None,
         entropy_direction: Tensor | None = None,
+        top_entropy: Tensor | None = None,
     ) -> TokenBatch:
         """Take the real tokens out of padded [S, T] tensors; what stands in the padding is never read.
 
@@ -176,6 +193,7 @@ class TokenBatch:
             "ref_logp": ref_logp,
             "exact_kl": exact_kl,
             "entropy_direction": entropy_direction,
+            "top_entropy": top_entropy,
         }
         return cls(
             sequence=responses[:, None].expand_as(logp)[real],
@@ -231,4 +249,26 @@ class TokenBatch:
             group=self.group[sequences],
             rewards=None if self.rewards is None else self.rewards[sequences],
             **tokens,
+        )
+
+    def keep(self, tokens: Tensor) -> TokenBatch:
+        """The batch of some tokens alone: tokens [N] bool. Responses stay, also those left without a token."""
+        kept = {name: value[tokens] for name in TOKEN_FIELDS if (value := getattr(self, name)) is not None}
+        return dataclasses.replace(self, sequence=self.sequence[tokens], **kept)
+
+    @staticmethod
+    def concatenate(batches: Sequence[TokenBatch]) -> TokenBatch:
+        """One batch of the responses of several, in their order. Fields that one of them lacks are left out."""
+        starts = itertools.accumulate((batch.num_sequences for batch in batches), initial=0)
+        tokens = {
+            name: torch.cat(values) if all(value is not None for value in values) else None
+            for name in TOKEN_FIELDS
+            if (values := [getattr(batch, name) for batch in batches])
+        }
+        rewards = [batch.rewards for batch in batches if batch.rewards is not None]
+        return TokenBatch(
+            sequence=torch.cat([batch.sequence + start for batch, start in zip(batches, starts, strict=False)]),
+            group=torch.cat([batch.group for batch in batches]),
+            rewards=torch.cat(rewards) if len(rewards) == len(batches) else None,
+            **tokens,  # type: ignore[arg-type]
         )

@@ -16,7 +16,7 @@ def describe(objective: Objective) -> dict[str, str]:
         "name": objective.name,
         "paper": f"{objective.title} ({objective.paper})",
         "advantage": _settings(objective.advantage),
-        "ratio": objective.ratio.name,
+        "ratio": " ".join([objective.ratio.name, *_fields(objective.ratio)]),
         "surrogate": _settings(objective.surrogate),
         "aggregate": " ".join([objective.aggregate.name, *_fields(objective.aggregate)]),
         "terms": "; ".join(_settings(term) for term in objective.terms) or "none",

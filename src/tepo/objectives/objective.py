@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +14,8 @@ from tepo.objectives.advantages import Advantage
 from tepo.objectives.aggregates import Aggregate
 from tepo.objectives.batch import TokenBatch, Totals, widest
 from tepo.objectives.ratios import Ratio
+from tepo.objectives.selections import Selection
+from tepo.objectives.shaping import EntropyShaping
 from tepo.objectives.surrogates import Surrogate
 from tepo.objectives.terms import KLMask, Term, TermOutput
 
@@ -24,11 +27,13 @@ class ObjectiveOutput:
     loss: scalar, to be minimised.
     metrics: plain floats; means over the batch's tokens, unless the name ends in `_max` or `loss` (`combine_metrics`).
     tokens: detached [N] values to look at: log_ratio, advantage, clipped, and those of the terms.
+    num_tokens: N, the tokens in the loss (all of the batch, unless the objective keeps some alone).
     """
 
     loss: Tensor
     metrics: dict[str, float]
     tokens: dict[str, Tensor]
+    num_tokens: int
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,8 @@ class Objective:
     surrogate: Surrogate
     aggregate: Aggregate
     terms: tuple[Term, ...] = ()
+    selection: Selection | None = None
+    shaping: EntropyShaping | None = None
 
     def __post_init__(self) -> None:
         if len({type(term) for term in self.terms}) < len(self.terms):
@@ -67,7 +74,8 @@ class Objective:
     @property
     def needs(self) -> frozenset[str]:
         """Optional fields of TokenBatch that the objective reads ("entropy_gradient": H must carry a gradient)."""
-        return frozenset().union(*(term.needs for term in self.terms))
+        parts = [*self.terms, self.surrogate, *(part for part in (self.selection, self.shaping) if part is not None)]
+        return frozenset().union(*(part.needs for part in parts))
 
     @property
     def needs_reference(self) -> bool:
@@ -80,26 +88,64 @@ class Objective:
         return frozenset().union(*(term.statistics for term in self.terms))
 
     @property
+    def needs_whole_step(self) -> bool:
+        """Whether a pass over the whole step must come before its micro-batches (`prepare`, `totals`)."""
+        return bool(self.statistics) or self.selection is not None
+
+    @property
     def touches_zero_advantage(self) -> bool:
         """Whether a response with zero advantage can have a gradient."""
-        return any(term.touches_zero_advantage for term in self.terms)
+        return self.surrogate.touches_zero_advantage or any(term.touches_zero_advantage for term in self.terms)
 
     def advantages(self, rewards: Tensor, groups: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """rewards [S], groups [S] -> advantages [S], of a whole rollout.
+        """rewards [S], groups [S] -> advantages [S], of a whole rollout (`token_advantages` for those that vary).
 
         lengths: tokens of each response [S], for the objectives that weigh responses by them (equal when not given).
         Raises ValueError for rewards that are not finite, and for a group of one where the group is the baseline.
         """
         return self.advantage(rewards, groups, lengths)
 
+    def token_advantages(self, batch: TokenBatch) -> Tensor:
+        """[N] advantages of a whole rollout: those of the batch if it has them, else made from its rewards."""
+        if batch.advantages is not None:
+            return batch.advantages
+        return self.advantage.per_token(batch).to(batch.old_logp.dtype)
+
+    def prepare(self, batch: TokenBatch) -> TokenBatch:
+        """The batch of a whole step with its advantages and its selected tokens filled in.
+
+        It is cut into micro-batches afterwards (`TokenBatch.select`), so that no choice depends on the cut.
+        """
+        self._check(batch, prepared=False)
+        batch = dataclasses.replace(batch, advantages=self.token_advantages(batch))
+        if self.selection is None or batch.selected is not None:
+            return batch
+        advantages = self._shaped(batch)
+        _, clipped = self.surrogate(batch, self.ratio(batch), advantages)
+        return dataclasses.replace(batch, selected=self.selection(batch, advantages, clipped))
+
     def totals(self, batch: TokenBatch) -> Totals:
         """The totals of a step from its whole batch, with the statistics that the terms ask for."""
-        self._check(batch)
-        advantages = self._token_advantages(batch)
+        kept = self._kept(self.prepare(batch))
         statistics: dict[str, float] = {}
         for term in self.terms:
-            statistics |= term.count(batch, advantages)
-        return dataclasses.replace(batch.totals, statistics=statistics)
+            statistics |= term.count(kept, self._shaped(kept))
+        return dataclasses.replace(kept.totals, statistics=statistics)
+
+    def adapted(self, metrics: Mapping[str, float]) -> Objective:
+        """The objective for the next optimizer step, given the metrics of this one (adaptive coefficients)."""
+        terms = tuple(term.adapted(metrics) for term in self.terms)
+        return self if terms == self.terms else dataclasses.replace(self, terms=terms)
+
+    @property
+    def state(self) -> dict[str, dict[str, Any]]:
+        """The fields of its terms, by name, as plain values; adaptive coefficients among them."""
+        return {term.name: dataclasses.asdict(term) for term in self.terms}
+
+    def with_state(self, terms: Mapping[str, Mapping[str, Any]]) -> Objective:
+        """The objective with the fields of its terms as they were saved (`state`)."""
+        restored = tuple(dataclasses.replace(term, **terms.get(term.name, {})) for term in self.terms)
+        return dataclasses.replace(self, terms=restored)
 
     def __call__(self, batch: TokenBatch, totals: Totals | None = None) -> ObjectiveOutput:
         """The loss of a batch, or of one micro-batch of the step that `totals` counts.
@@ -108,34 +154,48 @@ class Objective:
         totals lack a statistic, and when a micro-batch brings the rewards of part of a group.
         """
         if totals is None:
+            batch = self.prepare(batch)
             totals = self.totals(batch)
         self._check(batch)
         self._check_totals(batch, totals)
-        advantages = self._token_advantages(batch)
+        batch = self._kept(dataclasses.replace(batch, advantages=self.token_advantages(batch)))
+        advantages = self._shaped(batch)
         weights = self.aggregate(batch, totals)
         log_ratio = self.ratio(batch)
         surrogate, clipped = self.surrogate(batch, log_ratio, advantages)
+        if self.selection is not None and self.selection.use == "drop":
+            assert batch.selected is not None
+            surrogate = torch.where(batch.selected, 0.0, surrogate)
         surrogate_loss = -(weights * surrogate).sum()
         outputs = {term.name: term(batch, advantages, weights, totals) for term in self.terms}
         loss = surrogate_loss + sum(output.cost for output in outputs.values())
         tokens = {"log_ratio": log_ratio.detach(), "advantage": advantages, "clipped": clipped}
+        if batch.selected is not None:
+            tokens["selected"] = batch.selected
         for output in outputs.values():
             tokens |= output.tokens
-        return ObjectiveOutput(loss, _metrics(batch, loss, surrogate_loss, tokens, outputs), tokens)
+        return ObjectiveOutput(loss, _metrics(batch, loss, surrogate_loss, tokens, outputs), tokens, batch.num_tokens)
 
-    def _token_advantages(self, batch: TokenBatch) -> Tensor:
-        if batch.advantages is not None:
-            return batch.advantages.detach().to(batch.old_logp.dtype)
-        if batch.rewards is None:
-            raise ValueError("the batch has neither advantages nor rewards")
-        return self.advantages(batch.rewards, batch.group, batch.lengths).to(batch.old_logp.dtype)[batch.sequence]
+    def _shaped(self, batch: TokenBatch) -> Tensor:
+        assert batch.advantages is not None
+        advantages = batch.advantages.to(batch.old_logp.dtype)
+        return advantages if self.shaping is None else self.shaping(batch, advantages)
 
-    def _check(self, batch: TokenBatch) -> None:
-        missing = sorted(name for name in self.needs - {"entropy_gradient"} if getattr(batch, name) is None)
+    def _kept(self, batch: TokenBatch) -> TokenBatch:
+        """The tokens that are in the loss and its denominators."""
+        if self.selection is None or self.selection.use != "keep":
+            return batch
+        assert batch.selected is not None
+        return batch.keep(batch.selected)
+
+    def _check(self, batch: TokenBatch, prepared: bool = True) -> None:
+        needs = self.needs | ({"selected"} if self.selection is not None else set())
+        ignored = {"entropy_gradient"} if prepared else {"entropy_gradient", "selected"}
+        missing = sorted(name for name in needs - ignored if getattr(batch, name) is None)
         if missing:
             raise ValueError(f"objective {self.name} reads {', '.join(missing)}, which the batch does not have")
         if torch.is_grad_enabled() and batch.logp.requires_grad:
-            wanted = {"entropy": "entropy_gradient" in self.needs, "exact_kl": "exact_kl" in self.needs}
+            wanted = {"entropy": "entropy_gradient" in needs} | {n: n in needs for n in ("exact_kl", "top_entropy")}
             for name in (name for name, needed in wanted.items() if needed and not getattr(batch, name).requires_grad):
                 raise ValueError(f"objective {self.name} needs {name} to carry a gradient, as logp does")
 
@@ -146,6 +206,13 @@ class Objective:
                 "totals do not have: make them with objective.totals(whole_batch)"
             )
         if batch.advantages is None and totals.group_sizes:
+            held, all_of_them = batch.totals.group_sizes, totals.group_sizes
+            if self.advantage.across_groups and held != all_of_them:
+                raise ValueError(
+                    f"the advantage of objective {self.name} counts the whole rollout, and the micro-batch holds the "
+                    f"rewards of {sum(held.values())} of its {sum(all_of_them.values())} responses: make the "
+                    "advantages first (objective.advantages) and hand them in"
+                )
             for label, size in batch.totals.group_sizes.items():
                 if size != totals.group_sizes.get(label):
                     raise ValueError(
@@ -185,7 +252,8 @@ def _metrics(
     for name, output in outputs.items():
         values[f"{name}_loss"] = output.cost.detach()
     numbers = torch.stack([value.to(precise) for value in values.values()]).tolist()
-    return dict(zip(values, numbers, strict=True))
+    settings = {name: value for output in outputs.values() for name, value in output.settings.items()}
+    return dict(zip(values, numbers, strict=True)) | settings
 
 
 def combine_metrics(parts: Iterable[tuple[dict[str, float], int]]) -> dict[str, float]:

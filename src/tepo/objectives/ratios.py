@@ -82,8 +82,12 @@ class NoRatio:
 
 Ratio = TokenRatio | SequenceRatio | SequenceTokenRatio | HoelderRatio | NoRatio
 RATIOS: dict[str, type[Ratio]] = {
-    kind.name: kind for kind in (TokenRatio, SequenceRatio, SequenceTokenRatio, HoelderRatio, NoRatio)
+    kind.name: kind for kind in (TokenRatio, SequenceRatio, SequenceTokenRatio, HoelderRatio)
 }
+"""Those that can stand in for one another; NoRatio belongs to a surrogate that reads none."""
+
+SMALLEST_POWER = 1e-30
+"""Below it a power mean is its limit at 0 to the last bit, and 1/p would overflow float32."""
 
 
 def check_power(p: float) -> None:
@@ -100,7 +104,7 @@ def log_power_mean(batch: TokenBatch, log_values: Tensor, p: float) -> Tensor:
     A response without a token gives 0.
     """
     mean = batch.sequence_mean(log_values)
-    if p == 0:
+    if abs(p) < SMALLEST_POWER:
         return mean
     exponents = p * (log_values - mean[batch.sequence])
     limit = torch.zeros(batch.num_sequences, dtype=exponents.dtype, device=exponents.device)

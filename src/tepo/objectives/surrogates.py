@@ -2,15 +2,31 @@
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from tepo.objectives.batch import TokenBatch
-from tepo.objectives.ratios import LOG_RATIO_LIMIT, check_power, exponentiate, log_power_mean
+from tepo.objectives.ratios import check_power, exponentiate, log_power_mean
 
 SurrogateOutput = tuple[Tensor, Tensor]
 """What each token contributes [N] (maximised), and whether its ratio is clipped [N] (bool, detached)."""
+
+
+class Surrogate:
+    """A part of an objective; subclasses are frozen dataclasses.
+
+    needs: optional fields of TokenBatch that it reads. touches_zero_advantage: whether a token with zero advantage can
+    have a gradient.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset()
+    touches_zero_advantage: ClassVar[bool] = False
+
+    def __call__(self, batch: TokenBatch, log_ratio: Tensor, advantages: Tensor) -> SurrogateOutput:
+        """log_ratio [N] and advantages [N] of a batch."""
+        raise NotImplementedError
 
 
 def check_clip(low: float, high: float) -> None:
@@ -31,7 +47,7 @@ def pessimistic(values: Tensor, advantages: Tensor, low: float, high: float, dua
 
 
 @dataclass(frozen=True)
-class Clip:
+class Clip(Surrogate):
     """PPO's pessimistic clip: min(r A, clip(r, 1 - low, 1 + high) A); with dual clip also >= dual * A where A < 0.
 
     low, high: how far the ratio may fall or rise before a token stops contributing a gradient.
@@ -56,7 +72,7 @@ class Clip:
 
 
 @dataclass(frozen=True)
-class Unclipped:
+class Unclipped(Surrogate):
     """r A, with no bound on the ratio."""
 
     def __call__(self, batch: TokenBatch, log_ratio: Tensor, advantages: Tensor) -> SurrogateOutput:
@@ -65,7 +81,7 @@ class Unclipped:
 
 
 @dataclass(frozen=True)
-class ScoreFunction:
+class ScoreFunction(Surrogate):
     """A log pi: the policy gradient itself (REINFORCE, GPG 2504.02546)."""
 
     def __call__(self, batch: TokenBatch, log_ratio: Tensor, advantages: Tensor) -> SurrogateOutput:
@@ -74,7 +90,7 @@ class ScoreFunction:
 
 
 @dataclass(frozen=True)
-class ClippedWeight:
+class ClippedWeight(Surrogate):
     """sg[clip(r, 1 - low, 1 + high)] A log pi: a clipped token keeps a gradient of bounded weight (CISPO, 2506.13585).
 
     low: 1 is no lower bound. high: an offset from 1, as verl has it; TRL's epsilon_high for it is 1 + high.
@@ -94,7 +110,7 @@ class ClippedWeight:
 
 
 @dataclass(frozen=True)
-class SoftGate:
+class SoftGate(Surrogate):
     """(4/tau) sigmoid(tau (r - 1)) A: the gradient fades with the distance of the ratio from 1 (SAPO, 2511.20347).
 
     tau, tau_negative: the sharpness for tokens with A > 0 and for the others. Nothing is clipped.
@@ -110,13 +126,14 @@ class SoftGate:
 
     def __call__(self, batch: TokenBatch, log_ratio: Tensor, advantages: Tensor) -> SurrogateOutput:
         """log_ratio [N], advantages [N]."""
-        tau = torch.where(advantages > 0, self.tau, self.tau_negative).to(log_ratio.dtype)
+        # Two numbers in torch.where would make a float32 of 1.05 before any conversion.
+        tau = torch.full_like(log_ratio, self.tau_negative).masked_fill(advantages > 0, self.tau)
         gate = torch.sigmoid(tau * (exponentiate(log_ratio) - 1)) * 4 / tau
         return gate * advantages, torch.zeros_like(advantages, dtype=torch.bool)
 
 
 @dataclass(frozen=True)
-class LogSpaceClip:
+class LogSpaceClip(Surrogate):
     """exp(mean_t l_it) A_i, with each token's log-ratio bounded to -low ... high first (GMPO, 2507.20673).
 
     l_it = sgn(A) min(sgn(A) log r, sgn(A) clamp(log r, -low, high)). The bounds are in log space, per token.
@@ -134,11 +151,12 @@ class LogSpaceClip:
         """log_ratio [N] of the tokens, advantages [N]."""
         bounded = pessimistic(log_ratio, advantages, -self.low, self.high)
         clipped = (advantages != 0) & (bounded != log_ratio)
+        bounded = torch.where(advantages == 0, 0.0, bounded)
         return exponentiate(batch.sequence_mean(bounded)[batch.sequence]) * advantages, clipped.detach()
 
 
 @dataclass(frozen=True)
-class HoelderClip:
+class HoelderClip(Surrogate):
     """rho_p A with each token ratio bounded before the power mean is taken, and none after (HoelderPO, token variant).
 
     p: the exponent of the mean (`HoelderRatio`). With p = 1 it is GRPO's mean of clipped ratios.
@@ -154,10 +172,20 @@ class HoelderClip:
 
     def __call__(self, batch: TokenBatch, log_ratio: Tensor, advantages: Tensor) -> SurrogateOutput:
         """log_ratio [N] of the tokens, advantages [N]."""
-        floor = math.log1p(-self.low) if self.low < 1 else -LOG_RATIO_LIMIT
+        floor = math.log1p(-self.low) if self.low < 1 else -math.inf
         bounded = pessimistic(log_ratio, advantages, floor, math.log1p(self.high))
         clipped = (advantages != 0) & (bounded != log_ratio)
         return exponentiate(log_power_mean(batch, bounded, self.p))[batch.sequence] * advantages, clipped.detach()
 
 
-Surrogate = Clip | Unclipped | ScoreFunction | ClippedWeight | SoftGate | LogSpaceClip | HoelderClip
+@dataclass(frozen=True)
+class NegativeEntropy(Surrogate):
+    """- H: nothing but making the policy surer of what it samples; no reward is used (EM-FT, 2505.15134)."""
+
+    needs: ClassVar[frozenset[str]] = frozenset({"entropy", "entropy_gradient"})
+    touches_zero_advantage: ClassVar[bool] = True
+
+    def __call__(self, batch: TokenBatch, log_ratio: Tensor, advantages: Tensor) -> SurrogateOutput:
+        """log_ratio [N] and advantages [N] are not used."""
+        assert batch.entropy is not None
+        return -batch.entropy, torch.zeros_like(advantages, dtype=torch.bool)

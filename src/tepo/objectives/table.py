@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tepo.objectives.advantages import (
-    ADVANTAGES,
+    Advantage,
     BatchAdvantage,
     CenteredAdvantage,
     InformativeAdvantage,
@@ -16,10 +16,22 @@ from tepo.objectives.advantages import (
     StandardizedAdvantage,
 )
 from tepo.objectives.aggregates import AGGREGATES, ConstantLength, SequenceMean, SequenceSum, TokenMean
+from tepo.objectives.entropy_advantages import EntropyShare, SelfReward
 from tepo.objectives.objective import Objective
 from tepo.objectives.ratios import RATIOS, HoelderRatio, NoRatio, SequenceRatio, SequenceTokenRatio, TokenRatio
-from tepo.objectives.surrogates import Clip, ClippedWeight, HoelderClip, LogSpaceClip, ScoreFunction, SoftGate
-from tepo.objectives.terms import EntropyBonus, KLMask, ReferenceKL, Term
+from tepo.objectives.selections import RandomCovariance, TopCovariance, TopEntropy
+from tepo.objectives.shaping import EntropyShaping
+from tepo.objectives.surrogates import (
+    Clip,
+    ClippedWeight,
+    HoelderClip,
+    LogSpaceClip,
+    NegativeEntropy,
+    ScoreFunction,
+    SoftGate,
+    Unclipped,
+)
+from tepo.objectives.terms import AdaptiveEntropy, CovarianceKL, EntropyBonus, KLMask, PolicyKL, ReferenceKL, Term
 
 TABLE = (
     Objective(
@@ -90,8 +102,56 @@ TABLE = (
         "reinforce_pp_baseline", "REINFORCE++ with the group's mean as baseline", "2501.03262",
         BatchAdvantage(baseline=True), TokenRatio(), Clip(0.2, 0.2), TokenMean(),
     ),
+    Objective(
+        "clip_cov", "Clip-Cov: some tokens of high covariance get no gradient", "2505.22617",
+        StandardizedAdvantage(), TokenRatio(), Clip(0.2, 0.2), TokenMean(), (), RandomCovariance(2e-4, 1.0, 5.0),
+    ),
+    Objective(
+        "kl_cov", "KL-Cov: a KL penalty on the tokens of highest covariance", "2505.22617",
+        StandardizedAdvantage(), TokenRatio(), Unclipped(), TokenMean(), (CovarianceKL(1.0),), TopCovariance(2e-3),
+    ),
+    Objective(
+        "forking_tokens", "80/20: DAPO on the tokens of highest entropy", "2506.01939",
+        StandardizedAdvantage(), TokenRatio(), Clip(0.2, 0.28), TokenMean(), (), TopEntropy(0.2),
+    ),
+    Objective(
+        "entropy_advantage", "GRPO with entropy-shaped advantages", "2506.14758",
+        StandardizedAdvantage(), TokenRatio(), Clip(0.2, 0.2), SequenceMean(), shaping=EntropyShaping(0.4, 2.0),
+    ),
+    Objective(
+        "aent", "AEnt: GRPO with an adaptive bonus on a clamped entropy", "2509.03493",
+        StandardizedAdvantage(), TokenRatio(), Clip(0.2, 0.2), SequenceMean(), (AdaptiveEntropy(),),
+    ),
+    Objective(
+        "em_ft", "EM-FT: entropy minimisation on own samples", "2505.15134",
+        CenteredAdvantage(), NoRatio(), NegativeEntropy(), TokenMean(),
+    ),
+    Objective(
+        "em_rl_sequence", "EM-RL: the response's likelihood as its reward", "2505.15134",
+        SelfReward("logp"), NoRatio(), ScoreFunction(), SequenceSum(), (ReferenceKL(0.001, "k3"),),
+    ),
+    Objective(
+        "em_rl_token", "EM-RL: the response's certainty as its reward", "2505.15134",
+        SelfReward("entropy"), NoRatio(), ScoreFunction(), SequenceSum(), (ReferenceKL(0.001, "k3"),),
+    ),
+    Objective(
+        "gtpo", "GTPO: token rewards by share of entropy", "2508.04349",
+        EntropyShare("token"), TokenRatio(), Clip(0.2, 0.2), TokenMean(),
+    ),
+    Objective(
+        "grpo_s", "GRPO-S: response rewards by share of entropy", "2508.04349",
+        EntropyShare("response"), SequenceRatio(), Clip(0.2, 0.2), SequenceMean(),
+    ),
+    Objective(
+        "policy_kl", "Surrogate with an adaptive KL penalty (TRPO's constraint)", "1707.06347, section 4",
+        StandardizedAdvantage(), TokenRatio(), Unclipped(), TokenMean(), (PolicyKL(1.0, 0.01),),
+    ),
 )  # fmt: skip
 
+ADVANTAGES: dict[str, Callable[[], Advantage]] = {
+    kind.name: kind
+    for kind in (StandardizedAdvantage, CenteredAdvantage, LeaveOneOutAdvantage, InformativeAdvantage, BatchAdvantage)
+}
 _BY_NAME = {row.name: row for row in TABLE}
 
 
@@ -105,7 +165,7 @@ def get_objective(name: str, **overrides: Any) -> Objective:
 
     name: a name from `list_objectives()`; hyphens and case do not matter.
     overrides: `clip_low`, `clip_high`, `dual_clip`, `p`, `tau`, `tau_negative` (numbers), `ratio` (token, sequence,
-        sequence_token, hoelder, none), `aggregate` (token_mean, sequence_mean, sequence_sum, constant_length),
+        sequence_token, hoelder), `aggregate` (token_mean, sequence_mean, sequence_sum, constant_length),
         `length_normalizer` (tokens), `kl_mask` (None, beta, or a mapping
         with the fields of KLMask), `ref_kl` (None, beta, or the fields of ReferenceKL), `entropy_bonus` (None or a
         coefficient), `advantage` (standardized, centered, leave_one_out, informative, batch),
@@ -144,9 +204,10 @@ def _field(option: str, field: str, *parts: str) -> Override:
     """An override that sets one field of the first of some parts that has such a field."""
 
     def override(objective: Objective, value: Any) -> Objective:
-        having = [part for part in parts if any(f.name == field for f in dataclasses.fields(getattr(objective, part)))]
+        having = [part for part in parts if field in getattr(getattr(objective, part), "__dataclass_fields__", {})]
         if not having:
-            used = " and ".join(f"its {part} is {type(getattr(objective, part)).__name__}" for part in parts)
+            kinds = ((part, getattr(objective, part)) for part in parts)
+            used = " and ".join(f"its {part} is {type(kind).__name__ if kind else kind}" for part, kind in kinds)
             raise ValueError(f"objective {objective.name} does not use {option}: {used}")
         part, current = having[0], getattr(objective, having[0])
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -161,6 +222,9 @@ def _part(option: str, kinds: Mapping[str, Callable[[], Any]]) -> Override:
     """An override that exchanges one part by name."""
 
     def override(objective: Objective, value: Any) -> Objective:
+        if option == "ratio" and isinstance(objective.ratio, NoRatio):
+            used = f"its surrogate is {type(objective.surrogate).__name__}"
+            raise ValueError(f"objective {objective.name} does not use ratio: {used}")
         if not isinstance(value, str) or value not in kinds:
             raise ValueError(f"{option} is {value!r}; allowed: {', '.join(kinds)}")
         return dataclasses.replace(objective, **{option: kinds[value]()})
@@ -178,10 +242,10 @@ def _term(kind: type[Term]) -> Override:
         if value is None:
             return dataclasses.replace(objective, terms=others)
         if isinstance(value, kind):
-            value = dataclasses.asdict(value)  # type: ignore[call-overload]
+            value = dataclasses.asdict(value)
         fields = dict(value) if isinstance(value, Mapping) else {kind.strength: value}
-        known = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
-        required = {f.name for f in dataclasses.fields(kind) if f.default is dataclasses.MISSING}  # type: ignore[arg-type]
+        known = [field.name for field in dataclasses.fields(kind)]
+        required = {f.name for f in dataclasses.fields(kind) if f.default is dataclasses.MISSING}
         for name in fields:
             if name not in known:
                 raise ValueError(
@@ -189,7 +253,7 @@ def _term(kind: type[Term]) -> Override:
                 )
         if current is None and required - fields.keys():
             raise ValueError(f"{option} needs its field {', '.join(required - fields.keys())}")
-        term = dataclasses.replace(current, **fields) if current else kind(**fields)  # type: ignore[type-var]
+        term = dataclasses.replace(current, **fields) if current else kind(**fields)
         return dataclasses.replace(objective, terms=(*others, term) if getattr(term, kind.strength) else others)
 
     return override
@@ -207,7 +271,14 @@ _OVERRIDES: dict[str, Override] = _PARTS | {
     "p": _field("p", "p", "ratio", "surrogate"),
     "tau": _field("tau", "tau", "surrogate"),
     "tau_negative": _field("tau_negative", "tau_negative", "surrogate"),
+    "share": _field("share", "share", "selection"),
+    "cov_low": _field("cov_low", "cov_low", "selection"),
+    "cov_high": _field("cov_high", "cov_high", "selection"),
+    "alpha": _field("alpha", "alpha", "shaping"),
+    "kappa": _field("kappa", "kappa", "shaping"),
+    "a1": _field("a1", "a1", "advantage"),
+    "a2": _field("a2", "a2", "advantage"),
     "length_normalizer": _field("length_normalizer", "length_normalizer", "aggregate"),
     "advantage_epsilon": _field("advantage_epsilon", "epsilon", "advantage"),
-    **{kind.name: _term(kind) for kind in (KLMask, ReferenceKL, EntropyBonus)},
+    **{kind.name: _term(kind) for kind in (KLMask, ReferenceKL, EntropyBonus, CovarianceKL, AdaptiveEntropy, PolicyKL)},
 }

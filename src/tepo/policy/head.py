@@ -21,11 +21,12 @@ CHUNK_ELEMENTS = 2**24
 
 @dataclass(frozen=True)
 class HeadOutput:
-    """Values [N] in fp32 or wider; entropy in nats. For the last two see TokenBatch; None when not asked for."""
+    """Values [N] in fp32 or wider; entropy in nats. For the others see TokenBatch; None when not asked for."""
 
     logp: Tensor
     entropy: Tensor
     entropy_direction: Tensor | None = None
+    top_entropy: Tensor | None = None
     exact_kl: Tensor | None = None
 
 
@@ -74,29 +75,33 @@ def score_hidden(
     *,
     entropy_gradient: bool = False,
     entropy_direction: bool = False,
+    top_entropy: float | None = None,
     kl_target: tuple[Head, Tensor] | None = None,
 ) -> HeadOutput:
     """Log-probability and entropy of tokens from the hidden states that predict them.
 
     hidden: [N, D]; targets: [N] token ids; vocabulary: V, to size the chunks; temperature: divides the logits.
     entropy_gradient: let the entropy carry a gradient. entropy_direction: give it too (TokenBatch).
+    top_entropy: give the entropy without this share of the vocabulary, the least likely of it, with a gradient.
     kl_target: head and hidden states [N, D] of another policy; gives exact_kl, with a gradient.
     """
     rows = max(1, CHUNK_ELEMENTS // vocabulary)
     recompute = torch.is_grad_enabled() and len(hidden) > rows
 
-    def score(part: Tensor, ids: Tensor, other: Tensor | None) -> tuple[Tensor, ...]:
+    def score(part: Tensor, ids: Tensor, other: Tensor | None) -> dict[str, Tensor]:
         log_probs = torch.log_softmax(head(part) / temperature, dim=-1)
         with torch.set_grad_enabled(torch.is_grad_enabled() and entropy_gradient):
             entropy = _entropy(log_probs if entropy_gradient else log_probs.detach())
-        outputs = [log_probs.gather(-1, ids[:, None]).squeeze(-1), entropy]
+        outputs = {"logp": log_probs.gather(-1, ids[:, None]).squeeze(-1), "entropy": entropy}
         if entropy_direction:
-            outputs.append(_direction(log_probs.detach(), entropy.detach(), ids))
+            outputs["entropy_direction"] = _direction(log_probs.detach(), entropy.detach(), ids)
+        if top_entropy is not None:
+            outputs["top_entropy"] = _top_entropy(log_probs, top_entropy)
         if kl_target is not None and other is not None:
             with torch.no_grad():
                 other_log_probs = torch.log_softmax(kl_target[0](other) / temperature, dim=-1)
-            outputs.append((log_probs.exp() * (log_probs - other_log_probs)).sum(-1))
-        return tuple(outputs)
+            outputs["exact_kl"] = (log_probs.exp() * (log_probs - other_log_probs)).sum(-1)
+        return outputs
 
     chunks = []
     for start in range(0, max(len(hidden), 1), rows):
@@ -104,17 +109,18 @@ def score_hidden(
         other = None if kl_target is None else kl_target[1][part]
         arguments = (hidden[part], targets[part], other)
         chunks.append(checkpoint(score, *arguments, use_reentrant=False) if recompute else score(*arguments))
-    columns = [torch.cat(column) for column in zip(*chunks, strict=True)]
-    return HeadOutput(
-        logp=columns[0],
-        entropy=columns[1],
-        entropy_direction=columns[2] if entropy_direction else None,
-        exact_kl=columns[-1] if kl_target is not None else None,
-    )
+    return HeadOutput(**{name: torch.cat([chunk[name] for chunk in chunks]) for name in chunks[0]})
 
 
 def _entropy(log_probs: Tensor) -> Tensor:
     return -(log_probs.exp() * log_probs).sum(-1)
+
+
+def _top_entropy(log_probs: Tensor, dropped: float) -> Tensor:
+    """Entropy of the distribution without its int(dropped * V) least likely tokens, renormalised."""
+    vocabulary = log_probs.shape[-1]
+    kept = log_probs.topk(vocabulary - int(dropped * vocabulary), dim=-1).values
+    return _entropy(torch.log_softmax(kept, dim=-1))
 
 
 def _direction(log_probs: Tensor, entropy: Tensor, ids: Tensor) -> Tensor:

@@ -37,6 +37,7 @@ class TokenScores:
     logp: Tensor
     entropy: Tensor
     entropy_direction: Tensor | None
+    top_entropy: Tensor | None
     exact_kl: Tensor | None
     hidden: Tensor
 
@@ -104,6 +105,7 @@ class Policy:
         *,
         entropy_gradient: bool = False,
         entropy_direction: bool = False,
+        top_entropy: float | None = None,
         kl_target: tuple[Head, Tensor] | None = None,
     ) -> TokenScores:
         """Log-probs and entropies of the response tokens of `rows`, at the policy's temperature.
@@ -127,9 +129,10 @@ class Policy:
                 self.temperature,
                 entropy_gradient=entropy_gradient,
                 entropy_direction=entropy_direction,
+                top_entropy=top_entropy,
                 kl_target=kl_target,
             )
-        return TokenScores(out.logp, out.entropy, out.entropy_direction, out.exact_kl, hidden.detach())
+        return TokenScores(**vars(out), hidden=hidden.detach())
 
     @contextlib.contextmanager
     def sampling(self) -> Iterator[None]:

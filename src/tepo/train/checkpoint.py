@@ -19,7 +19,7 @@ from tepo.rollout import Response
 from tepo.train.sample import Rollout, Sample
 
 STATE_FILE = "trainer_state.pt"
-_TENSORS = ("old_logp", "old_entropy", "ref_logp", "target_hidden")
+_TENSORS = ("old_logp", "old_entropy", "ref_logp", "target_hidden", "token_advantages")
 
 
 def save_checkpoint(folder: Path, step: int, policy: Policy, state: dict[str, Any], keep: int | None) -> Path:

@@ -1,17 +1,15 @@
-"""From prompts to responses with advantages: what one rollout gives to learn from."""
+"""From prompts to judged and priced responses: what one rollout gives to learn from."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from tepo.config.recipe import Recipe
 from tepo.data import Problem, PromptStream
 from tepo.evaluate.accuracy import judgeable
-from tepo.objectives import Objective
 from tepo.policy import Row
 from tepo.rewards.reward import RewardFunction
 from tepo.rewards.verdict import Verdict
@@ -24,7 +22,8 @@ class Sample:
     """One response, what it earned, and what the policy that sampled it said of its tokens.
 
     group: index of its prompt within the rollout. The tensors [tokens of the response] are filled by the pass before
-    the updates and stay None where the current policy still is the one that sampled, or nothing needs them.
+    the updates and stay None where the current policy still is the one that sampled, or nothing needs them;
+    token_advantages where they vary within a response; selected before each step that chooses tokens.
     """
 
     problem: Problem
@@ -39,6 +38,8 @@ class Sample:
     old_entropy: Tensor | None = None
     ref_logp: Tensor | None = None
     target_hidden: Tensor | None = None
+    token_advantages: Tensor | None = None
+    selected: Tensor | None = None
 
     @property
     def row(self) -> Row:
@@ -66,7 +67,6 @@ class Collector:
     """
 
     recipe: Recipe
-    objective: Objective
     stream: PromptStream
     engine: Engine
     reward: RewardFunction
@@ -96,7 +96,6 @@ class Collector:
             for sample in group:
                 sample.group = number
         samples = [sample for group in groups for sample in group]
-        self._set_advantages(samples)
         metrics = _measure(samples, groups)
         if trainer.dynamic_sampling:
             metrics |= {"dynamic_sampling/kept": len(kept) / sampled, "dynamic_sampling/filled": missing / len(groups)}
@@ -128,14 +127,6 @@ class Collector:
         count = self.recipe.trainer.responses_per_prompt
         return [samples[i : i + count] for i in range(0, len(samples), count)]
 
-    def _set_advantages(self, samples: list[Sample]) -> None:
-        rewards = torch.tensor([sample.reward for sample in samples], dtype=torch.float64)
-        groups = torch.tensor([sample.group for sample in samples])
-        lengths = torch.tensor([len(sample.response.ids) for sample in samples])
-        advantages = self.objective.advantages(rewards, groups, lengths)
-        for sample, advantage in zip(samples, advantages.tolist(), strict=True):
-            sample.advantage = advantage
-
 
 def _measure(samples: list[Sample], groups: list[list[Sample]]) -> dict[str, float]:
     """Means over the responses of a rollout, and shares of its groups."""
@@ -147,7 +138,7 @@ def _measure(samples: list[Sample], groups: list[list[Sample]]) -> dict[str, flo
         "accuracy": sum(accuracies) / len(accuracies),
         "groups/all_correct": sum(accuracy == 1 for accuracy in accuracies) / len(groups),
         "groups/all_wrong": sum(accuracy == 0 for accuracy in accuracies) / len(groups),
-        "groups/zero_variance": sum(all(sample.advantage == 0 for sample in group) for group in groups) / len(groups),
+        "groups/zero_variance": sum(len({sample.reward for sample in group}) == 1 for group in groups) / len(groups),
         "response/tokens": sum(lengths) / count,
         "response/tokens_max": max(lengths),
         "response/truncated": sum(not sample.response.finished for sample in samples) / count,

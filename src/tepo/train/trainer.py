@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate import Accelerator
 from rich.console import Console
 
@@ -71,9 +72,7 @@ class Trainer:
             session.policy, self.objective, recipe.trainer, self._reference(), backward=self.accelerator.backward
         )
         self.stream = PromptStream(session.train, derive_seed(recipe.seed, "prompts"))
-        self.collector = Collector(
-            recipe, self.objective, self.stream, session.engine, session.judge, session.render, session.decode
-        )
+        self.collector = Collector(recipe, self.stream, session.engine, session.judge, session.render, session.decode)
         self.step = 0
         self.rollout: Rollout | None = None
         self.evaluations: list[dict[str, Any]] = []
@@ -120,6 +119,7 @@ class Trainer:
             self._new_rollout(index)
         assert self.rollout is not None
         samples = self.rollout.minibatch(update, updates)
+        torch.manual_seed(derive_seed(self.recipe.seed, "step", self.step))  # for objectives that draw tokens
         with self._timed("update"):
             metrics = self.updater.step(samples, learning_rate_at(self.recipe.trainer, self.step))
         self.step += 1
@@ -133,10 +133,8 @@ class Trainer:
         with self._timed("rollout"):
             self.rollout = self.collector.collect(index)
         with self._timed("old_scores"):
-            self.updater.score_reference(self.rollout.samples)
-            # The first update finds the policy as it was when it sampled: its own scores are the old ones.
-            for update in range(1, updates):
-                self.updater.score_old(self.rollout.minibatch(update, updates))
+            parts = [self.rollout.minibatch(update, updates) for update in range(updates)]
+            self.updater.prepare(self.rollout.samples, parts)
         self.folder.write_rollout(
             index,
             (
@@ -221,6 +219,7 @@ class Trainer:
             "optimizer": self.updater.optimizer.state_dict(),
             "rollout": checkpoint.pack_rollout(self.rollout, index) if in_use and self.rollout else None,
             "old_head": old_head.layer.state_dict() if in_use and old_head else None,
+            "terms": self.updater.objective.state,
             "evaluations": self.evaluations,
         }
         policy, keep = self.session.policy, self.recipe.checkpoint.keep
@@ -233,6 +232,7 @@ class Trainer:
         self.stream.load_state_dict(state["stream"])
         self.updater.optimizer.load_state_dict(state["optimizer"])
         self.evaluations = state["evaluations"]
+        self.updater.objective = self.updater.objective.with_state(state["terms"])
         if state["rollout"] is not None:
             self.rollout = checkpoint.unpack_rollout(state["rollout"], self.session.train)
         if state["old_head"] is not None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tepo.config.recipe import TrainerConfig
 from tepo.objectives import Objective, TokenBatch, Totals, combine_metrics
+from tepo.objectives.terms import AdaptiveEntropy
 from tepo.policy import Policy
 from tepo.policy.head import Head
 from tepo.policy.policy import TokenScores
@@ -47,33 +48,65 @@ class Updater:
 
     def contributes(self, sample: Sample) -> bool:
         """Whether a sample can have a gradient: exactly, not nearly. The others are left out of every forward pass."""
-        return sample.in_loss and (self.objective.touches_zero_advantage or sample.advantage != 0)
+        if not sample.in_loss or self.objective.touches_zero_advantage:
+            return sample.in_loss
+        return sample.advantage != 0 if sample.token_advantages is None else bool(sample.token_advantages.any())
 
-    def score_old(self, samples: Sequence[Sample]) -> None:
-        """Fill in what the policy that sampled says of the samples, before the first update makes it another one.
+    def prepare(self, samples: Sequence[Sample], updates: Sequence[Sequence[Sample]]) -> None:
+        """Before the first update of a rollout: advantages, and what old and reference policy say of its samples.
 
-        Skipped for samples of the first update, whose scores before their own step are the same (`_batch`).
+        updates: the same samples by optimizer step. Those of the first one find the policy as it was when it sampled:
+        their scores before their own step are the old ones (`_batch`), unless the advantages need them now.
         """
-        wanted = [sample for sample in samples if self.contributes(sample)]
+        if self.objective.advantage.needs:
+            self._score_old([sample for sample in samples if sample.in_loss])
+            self._set_token_advantages([sample for sample in samples if sample.in_loss])
+        else:
+            self._set_advantages(samples)
+            for later in updates[1:]:
+                self._score_old([sample for sample in later if self.contributes(sample)])
+        if self.objective.needs_reference:
+            self._score_reference([sample for sample in samples if self.contributes(sample)])
+
+    def _set_advantages(self, samples: Sequence[Sample]) -> None:
+        rewards = torch.tensor([sample.reward for sample in samples], dtype=torch.float64)
+        groups = torch.tensor([sample.group for sample in samples])
+        lengths = torch.tensor([len(sample.response.ids) for sample in samples])
+        advantages = self.objective.advantages(rewards, groups, lengths)
+        for sample, advantage in zip(samples, advantages.tolist(), strict=True):
+            sample.advantage = advantage
+
+    def _set_token_advantages(self, samples: Sequence[Sample]) -> None:
+        """Advantages that vary within a response, or are made of what the old policy says."""
+        old_logp = _stack([sample.old_logp for sample in samples])
+        assert old_logp is not None
+        lengths = torch.tensor([len(sample.response.ids) for sample in samples])
+        batch = TokenBatch(
+            logp=old_logp,
+            old_logp=old_logp,
+            sequence=torch.arange(len(samples)).repeat_interleave(lengths).to(old_logp.device),
+            group=torch.tensor([sample.group for sample in samples], device=old_logp.device),
+            rewards=torch.tensor([sample.reward for sample in samples], device=old_logp.device),
+            old_entropy=_stack([sample.old_entropy for sample in samples]),
+        )
+        _fill(samples, token_advantages=self.objective.token_advantages(batch))
+
+    def _score_old(self, samples: Sequence[Sample]) -> None:
         keep_hidden = self.objective.exact_kl_target == "old"
         if keep_hidden:
             self.old_head = self.policy.head.frozen()
         with self.policy.evaluating():
-            for part in self._microbatches(wanted):
+            for part in self._microbatches(samples):
                 scores = self.policy.score([sample.row for sample in part])
                 _fill(part, old_logp=scores.logp, old_entropy=scores.entropy)
                 if keep_hidden:
                     _fill(part, target_hidden=scores.hidden)
 
-    def score_reference(self, samples: Sequence[Sample]) -> None:
-        """Fill in what the reference policy says of the samples, if the objective asks."""
-        if not self.objective.needs_reference:
-            return
+    def _score_reference(self, samples: Sequence[Sample]) -> None:
         assert self.reference is not None
         keep_hidden = self.objective.exact_kl_target == "reference"
-        wanted = [sample for sample in samples if self.contributes(sample)]
         with self.reference.evaluating():
-            for part in self._microbatches(wanted):
+            for part in self._microbatches(samples):
                 scores = self.reference.score([sample.row for sample in part])
                 _fill(part, ref_logp=scores.logp)
                 if keep_hidden:
@@ -85,18 +118,18 @@ class Updater:
         The denominators count every sample of the mini-batch that is in the loss, also those left out of the forward
         passes. A step whose gradient is not finite is skipped.
         """
-        totals = self._totals(samples)
-        active = [sample for sample in samples if self.contributes(sample)]
-        if self.objective.statistics and active:
-            totals = dataclasses.replace(totals, statistics=self._statistics(active))
+        counted = [sample for sample in samples if sample.in_loss]
+        active = [sample for sample in counted if self.contributes(sample)]
+        totals = self._totals(counted, active)
         self.optimizer.zero_grad(set_to_none=False)
-        parts = []
+        parts, mismatches = [], []
         for part in self._microbatches(active):
             batch = self._batch(part)
             out = self.objective(batch, totals)
             self.backward(out.loss)
-            parts.append((out.metrics | _mismatch(batch, part), batch.num_tokens))
-        metrics = combine_metrics(parts)
+            parts.append((out.metrics, out.num_tokens))
+            mismatches.append((_mismatch(batch, part), batch.num_tokens))
+        metrics = combine_metrics(parts) | combine_metrics(mismatches)
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm)) if active else 0.0
         finite = math.isfinite(norm)
         if finite:
@@ -104,31 +137,34 @@ class Updater:
                 group["lr"] = learning_rate
             self.optimizer.step()
         self.optimizer.zero_grad()
+        self.objective = self.objective.adapted(metrics)
         return metrics | {
             "grad_norm": norm,
             "learning_rate": learning_rate,
             "skipped": float(not finite),
-            "tokens": float(totals.tokens),
-            "active_tokens": float(sum(tokens for _, tokens in parts)),
+            "tokens": float(sum(len(sample.response.ids) for sample in counted)),
+            "active_tokens": float(sum(tokens for _, tokens in mismatches)),
         }
 
     def _microbatches(self, samples: Sequence[Sample]) -> list[list[Sample]]:
         plan = plan_microbatches([len(sample.row) for sample in samples], self.config.tokens_per_microbatch)
         return [[samples[i] for i in part] for part in plan]
 
-    def _totals(self, samples: Sequence[Sample]) -> Totals:
-        counted = [sample for sample in samples if sample.in_loss]
-        tokens = sum(len(sample.response.ids) for sample in counted)
-        return Totals(tokens, len(counted), len({sample.group for sample in counted}))
-
-    def _statistics(self, active: Sequence[Sample]) -> dict[str, float]:
-        """Sums over the whole mini-batch under the current policy, from a pass of their own."""
-        sums: dict[str, float] = {}
+    def _totals(self, counted: Sequence[Sample], active: Sequence[Sample]) -> Totals:
+        """What the step is divided by; and the tokens it chooses, if its objective does, from a pass of their own."""
+        lengths = [len(sample.response.ids) for sample in counted]
+        totals = Totals(sum(lengths), len(counted), len({sample.group for sample in counted}))
+        chosen_from = active if self.objective.selection is None else counted
+        if not self.objective.needs_whole_step or not chosen_from:
+            return totals
         with torch.no_grad():
-            for part in self._microbatches(active):
-                for name, value in self.objective.totals(self._batch(part)).statistics.items():
-                    sums[name] = sums.get(name, 0.0) + value
-        return sums
+            parts = self._microbatches(chosen_from)
+            whole = self.objective.prepare(TokenBatch.concatenate([self._batch(part) for part in parts]))
+            measured = self.objective.totals(whole)
+        if whole.selected is None:
+            return dataclasses.replace(totals, statistics=measured.statistics)
+        _fill([sample for part in parts for sample in part], selected=whole.selected)
+        return measured
 
     def _batch(self, samples: Sequence[Sample]) -> TokenBatch:
         """Score samples with the current policy. Where no old scores were kept the current ones are the old ones."""
@@ -137,6 +173,7 @@ class Updater:
         device = scores.logp.device
         old_logp = _stack([sample.old_logp for sample in samples])
         old_entropy = _stack([sample.old_entropy for sample in samples])
+        token_advantages = _stack([sample.token_advantages for sample in samples])
 
         def per_token(values: Sequence[float | int]) -> Tensor:
             dtype = scores.logp.dtype if isinstance(values[0], float) else torch.long
@@ -147,12 +184,14 @@ class Updater:
             old_logp=scores.logp.detach() if old_logp is None else old_logp,
             sequence=per_token(range(len(samples))),
             group=torch.tensor([sample.group for sample in samples], device=device),
-            advantages=per_token([sample.advantage for sample in samples]),
+            advantages=per_token([s.advantage for s in samples]) if token_advantages is None else token_advantages,
             entropy=scores.entropy,
             old_entropy=scores.entropy.detach() if old_entropy is None else old_entropy,
             ref_logp=_stack([sample.ref_logp for sample in samples]),
             exact_kl=scores.exact_kl,
             entropy_direction=scores.entropy_direction,
+            top_entropy=scores.top_entropy,
+            selected=_stack([sample.selected for sample in samples]),
         )
 
     def _score(self, samples: Sequence[Sample]) -> TokenScores:
@@ -161,10 +200,12 @@ class Updater:
             self.reference.head if self.reference and self.objective.exact_kl_target == "reference" else self.old_head
         )
         hidden = _stack([sample.target_hidden for sample in samples])
+        clamped = [term.dropped for term in self.objective.terms if isinstance(term, AdaptiveEntropy)]
         scores = self.policy.score(
             [sample.row for sample in samples],
             entropy_gradient="entropy_gradient" in needs,
             entropy_direction="entropy_direction" in needs,
+            top_entropy=clamped[0] if clamped else None,
             kl_target=None if head is None or hidden is None else (head, hidden),
         )
         if "exact_kl" in needs and scores.exact_kl is None:
