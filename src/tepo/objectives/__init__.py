@@ -3,7 +3,7 @@
 from tepo.objectives.advantages import CenteredAdvantage, StandardizedAdvantage
 from tepo.objectives.batch import TokenBatch, Totals
 from tepo.objectives.objective import Objective, ObjectiveOutput, combine_metrics
-from tepo.objectives.table import get_objective, list_objectives
+from tepo.objectives.options import at_rollout, get_objective, list_objectives
 from tepo.objectives.terms import EntropyBonus, KLMask, ReferenceKL
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "StandardizedAdvantage",
     "TokenBatch",
     "Totals",
+    "at_rollout",
     "combine_metrics",
     "get_objective",
     "list_objectives",

@@ -94,8 +94,8 @@ def positions(batch: TokenBatch) -> Tensor:
 def standardize_within(values: Tensor, labels: Tensor, epsilon: float) -> Tensor:
     """[K] (v - mean) / (std + epsilon) within each label, ddof 1; exactly 0 where a label's values are equal.
 
-    Equal up to rounding: the entropies of equal responses differ in their last digits, and the difference of a difference
-    divided by epsilon is no signal.
+    Equal up to rounding: the entropies of equal responses differ in their last digits, and a rounding residue divided
+    by epsilon is no signal.
     """
     total, count = _sums_within(values, labels)
     centered = values - total / count

@@ -14,6 +14,7 @@ from tepo.objectives.advantages import Advantage
 from tepo.objectives.aggregates import Aggregate
 from tepo.objectives.batch import TokenBatch, Totals, widest
 from tepo.objectives.ratios import Ratio
+from tepo.objectives.schedule import Linear
 from tepo.objectives.selections import Selection
 from tepo.objectives.shaping import EntropyShaping
 from tepo.objectives.surrogates import Surrogate
@@ -54,6 +55,7 @@ class Objective:
     terms: tuple[Term, ...] = ()
     selection: Selection | None = None
     shaping: EntropyShaping | None = None
+    schedules: tuple[tuple[str, Linear], ...] = ()
 
     def __post_init__(self) -> None:
         if len({type(term) for term in self.terms}) < len(self.terms):

@@ -1,24 +1,19 @@
-"""The objectives by name: each a row of parts. To add one, add a row."""
+"""The objectives: each a row of parts. To add one, add a row."""
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
-from collections.abc import Callable, Mapping
-from typing import Any
-
+from tepo.objectives.adaptive import AdaptiveEntropy, PolicyKL
 from tepo.objectives.advantages import (
-    Advantage,
     BatchAdvantage,
     CenteredAdvantage,
     InformativeAdvantage,
     LeaveOneOutAdvantage,
     StandardizedAdvantage,
 )
-from tepo.objectives.aggregates import AGGREGATES, ConstantLength, SequenceMean, SequenceSum, TokenMean
+from tepo.objectives.aggregates import ConstantLength, SequenceMean, SequenceSum, TokenMean
 from tepo.objectives.entropy_advantages import EntropyShare, SelfReward
 from tepo.objectives.objective import Objective
-from tepo.objectives.ratios import RATIOS, HoelderRatio, NoRatio, SequenceRatio, SequenceTokenRatio, TokenRatio
+from tepo.objectives.ratios import HoelderRatio, NoRatio, SequenceRatio, SequenceTokenRatio, TokenRatio
 from tepo.objectives.selections import RandomCovariance, TopCovariance, TopEntropy
 from tepo.objectives.shaping import EntropyShaping
 from tepo.objectives.surrogates import (
@@ -31,7 +26,7 @@ from tepo.objectives.surrogates import (
     SoftGate,
     Unclipped,
 )
-from tepo.objectives.terms import AdaptiveEntropy, CovarianceKL, EntropyBonus, KLMask, PolicyKL, ReferenceKL, Term
+from tepo.objectives.terms import CovarianceKL, KLMask, ReferenceKL
 
 TABLE = (
     Objective(
@@ -147,138 +142,3 @@ TABLE = (
         StandardizedAdvantage(), TokenRatio(), Unclipped(), TokenMean(), (PolicyKL(1.0, 0.01),),
     ),
 )  # fmt: skip
-
-ADVANTAGES: dict[str, Callable[[], Advantage]] = {
-    kind.name: kind
-    for kind in (StandardizedAdvantage, CenteredAdvantage, LeaveOneOutAdvantage, InformativeAdvantage, BatchAdvantage)
-}
-_BY_NAME = {row.name: row for row in TABLE}
-
-
-def list_objectives() -> list[str]:
-    """The names that `get_objective` takes, in the order of the table."""
-    return list(_BY_NAME)
-
-
-def get_objective(name: str, **overrides: Any) -> Objective:
-    """The objective of that name, with some of its settings replaced.
-
-    name: a name from `list_objectives()`; hyphens and case do not matter.
-    overrides: `clip_low`, `clip_high`, `dual_clip`, `p`, `tau`, `tau_negative` (numbers), `ratio` (token, sequence,
-        sequence_token, hoelder), `aggregate` (token_mean, sequence_mean, sequence_sum, constant_length),
-        `length_normalizer` (tokens), `kl_mask` (None, beta, or a mapping
-        with the fields of KLMask), `ref_kl` (None, beta, or the fields of ReferenceKL), `entropy_bonus` (None or a
-        coefficient), `advantage` (standardized, centered, leave_one_out, informative, batch),
-        `advantage_epsilon`.
-    A term whose coefficient is 0 is left out.
-    Raises ValueError for an unknown name or override, a value that is not allowed, and an override that the objective
-    has no use for.
-    """
-    if not isinstance(name, str):
-        raise ValueError(f"the name of an objective is {name!r}; known: {', '.join(_BY_NAME)}")
-    key = name.lower().replace("-", "_")
-    if key not in _BY_NAME:
-        raise ValueError(f"unknown objective {name!r}{_nearest(key, _BY_NAME)}; known: {', '.join(_BY_NAME)}")
-    objective = _BY_NAME[key]
-    # Parts are exchanged before their fields are set, so that the order in which overrides are given is of no account.
-    for override in sorted(overrides, key=lambda override: override not in _PARTS):
-        if override not in _OVERRIDES:
-            raise ValueError(f"objective {key} has no option {override!r}{_nearest(override, _OVERRIDES)}; options: "
-                             f"{', '.join(_OVERRIDES)}")  # fmt: skip
-        objective = _OVERRIDES[override](objective, overrides[override])
-    if not overrides:
-        return objective
-    # Equal whatever the order in which terms were added.
-    return dataclasses.replace(objective, terms=tuple(sorted(objective.terms, key=lambda term: term.name)))
-
-
-def _nearest(name: str, known: Mapping[str, Any]) -> str:
-    match = difflib.get_close_matches(name, known, n=1)
-    return f" (did you mean {match[0]!r}?)" if match else ""
-
-
-Override = Callable[[Objective, Any], Objective]
-
-
-def _field(option: str, field: str, *parts: str) -> Override:
-    """An override that sets one field of the first of some parts that has such a field."""
-
-    def override(objective: Objective, value: Any) -> Objective:
-        having = [part for part in parts if field in getattr(getattr(objective, part), "__dataclass_fields__", {})]
-        if not having:
-            kinds = ((part, getattr(objective, part)) for part in parts)
-            used = " and ".join(f"its {part} is {type(kind).__name__ if kind else kind}" for part, kind in kinds)
-            raise ValueError(f"objective {objective.name} does not use {option}: {used}")
-        part, current = having[0], getattr(objective, having[0])
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number and not (value is None and field == "dual"):
-            raise ValueError(f"{option} is {value!r}; a number is allowed")
-        return dataclasses.replace(objective, **{part: dataclasses.replace(current, **{field: value})})
-
-    return override
-
-
-def _part(option: str, kinds: Mapping[str, Callable[[], Any]]) -> Override:
-    """An override that exchanges one part by name."""
-
-    def override(objective: Objective, value: Any) -> Objective:
-        if option == "ratio" and isinstance(objective.ratio, NoRatio):
-            used = f"its surrogate is {type(objective.surrogate).__name__}"
-            raise ValueError(f"objective {objective.name} does not use ratio: {used}")
-        if not isinstance(value, str) or value not in kinds:
-            raise ValueError(f"{option} is {value!r}; allowed: {', '.join(kinds)}")
-        return dataclasses.replace(objective, **{option: kinds[value]()})
-
-    return override
-
-
-def _term(kind: type[Term]) -> Override:
-    """An override that adds, changes (None: drops) the term of one kind; a bare number is its coefficient."""
-    option = kind.name
-
-    def override(objective: Objective, value: Any) -> Objective:
-        current = next((term for term in objective.terms if isinstance(term, kind)), None)
-        others = tuple(term for term in objective.terms if not isinstance(term, kind))
-        if value is None:
-            return dataclasses.replace(objective, terms=others)
-        if isinstance(value, kind):
-            value = dataclasses.asdict(value)
-        fields = dict(value) if isinstance(value, Mapping) else {kind.strength: value}
-        known = [field.name for field in dataclasses.fields(kind)]
-        required = {f.name for f in dataclasses.fields(kind) if f.default is dataclasses.MISSING}
-        for name in fields:
-            if name not in known:
-                raise ValueError(
-                    f"{option} has no field {name!r}{_nearest(name, dict.fromkeys(known))}; fields: {', '.join(known)}"
-                )
-        if current is None and required - fields.keys():
-            raise ValueError(f"{option} needs its field {', '.join(required - fields.keys())}")
-        term = dataclasses.replace(current, **fields) if current else kind(**fields)
-        return dataclasses.replace(objective, terms=(*others, term) if getattr(term, kind.strength) else others)
-
-    return override
-
-
-_PARTS: dict[str, Override] = {
-    "advantage": _part("advantage", ADVANTAGES),
-    "ratio": _part("ratio", RATIOS),
-    "aggregate": _part("aggregate", AGGREGATES),
-}
-_OVERRIDES: dict[str, Override] = _PARTS | {
-    "clip_low": _field("clip_low", "low", "surrogate"),
-    "clip_high": _field("clip_high", "high", "surrogate"),
-    "dual_clip": _field("dual_clip", "dual", "surrogate"),
-    "p": _field("p", "p", "ratio", "surrogate"),
-    "tau": _field("tau", "tau", "surrogate"),
-    "tau_negative": _field("tau_negative", "tau_negative", "surrogate"),
-    "share": _field("share", "share", "selection"),
-    "cov_low": _field("cov_low", "cov_low", "selection"),
-    "cov_high": _field("cov_high", "cov_high", "selection"),
-    "alpha": _field("alpha", "alpha", "shaping"),
-    "kappa": _field("kappa", "kappa", "shaping"),
-    "a1": _field("a1", "a1", "advantage"),
-    "a2": _field("a2", "a2", "advantage"),
-    "length_normalizer": _field("length_normalizer", "length_normalizer", "aggregate"),
-    "advantage_epsilon": _field("advantage_epsilon", "epsilon", "advantage"),
-    **{kind.name: _term(kind) for kind in (KLMask, ReferenceKL, EntropyBonus, CovarianceKL, AdaptiveEntropy, PolicyKL)},
-}

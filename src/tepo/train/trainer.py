@@ -19,6 +19,7 @@ from tepo.data import PromptStream
 from tepo.errors import TepoError
 from tepo.evaluate.accuracy import record as response_record
 from tepo.evaluate.session import AUTOCAST, Session
+from tepo.objectives import at_rollout
 from tepo.policy import Policy, load_model
 from tepo.policy.head import Head
 from tepo.seeds import derive_seed
@@ -118,6 +119,7 @@ class Trainer:
         if update == 0 or self.rollout is None:
             self._new_rollout(index)
         assert self.rollout is not None
+        self.updater.objective = at_rollout(self.updater.objective, index + 1)
         samples = self.rollout.minibatch(update, updates)
         torch.manual_seed(derive_seed(self.recipe.seed, "step", self.step))  # for objectives that draw tokens
         with self._timed("update"):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tepo.config.recipe import TrainerConfig
 from tepo.objectives import Objective, TokenBatch, Totals, combine_metrics
-from tepo.objectives.terms import AdaptiveEntropy
+from tepo.objectives.adaptive import AdaptiveEntropy
 from tepo.policy import Policy
 from tepo.policy.head import Head
 from tepo.policy.policy import TokenScores
