@@ -11,6 +11,9 @@ from transformers import DynamicCache
 from tepo.policy import Policy
 from tepo.rollout.engine import Response, Sampling
 
+BLOCK = 256
+"""Tokens of the vocabulary that are drawn from together (`draw`)."""
+
 
 class TransformersEngine:
     """Decodes with a key-value cache, many responses at once; rows that have ended leave the batch.
@@ -81,10 +84,34 @@ def sample(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> tu
         log_probs = torch.log_softmax(logits / sampling.temperature, dim=-1)
         if sampling.top_p < 1:
             log_probs = _nucleus(log_probs, sampling.top_p)
-        # The maximum of log p + Gumbel noise is a draw from p, with no sort and no cumulative sum.
-        noise = torch.empty_like(log_probs).exponential_(generator=generator)
-        chosen = (log_probs - noise.log()).argmax(dim=-1)
+        chosen = draw(log_probs.exp(), generator)
     return chosen, log_probs.gather(-1, chosen[:, None]).squeeze(-1)
+
+
+def draw(probs: Tensor, generator: torch.Generator) -> Tensor:
+    """probs [B, V] -> token ids [B], one uniform number a row and the inverse of the distribution function.
+
+    In two levels, blocks of tokens and the tokens of one block: a cumulative sum over the whole vocabulary would be
+    slow, and inexact in fp32; a random number for each token (Gumbel's maximum) takes most of a decoding step on a CPU.
+    """
+    padded = torch.nn.functional.pad(probs, (0, -probs.shape[-1] % BLOCK)).unflatten(-1, (-1, BLOCK))
+    uniform = torch.rand(len(probs), 1, dtype=torch.float64, generator=generator, device=probs.device)
+    blocks = padded.sum(-1).double()
+    block, before = _invert(blocks, uniform * blocks.sum(-1, keepdim=True))
+    inside = padded[torch.arange(len(probs), device=probs.device), block.squeeze(-1)].double()
+    token, _ = _invert(inside, before)
+    return (block * BLOCK + token).squeeze(-1)
+
+
+def _invert(weights: Tensor, point: Tensor) -> tuple[Tensor, Tensor]:
+    """Where `point` [B, 1] falls in the cumulative sum of weights [B, K]: the index [B, 1], and what is left within it.
+
+    Never an entry of weight 0, also where rounding puts the point at the very end.
+    """
+    cumulative = weights.cumsum(-1)
+    last = (cumulative < cumulative[:, -1:]).sum(-1, keepdim=True)
+    index = torch.minimum(torch.searchsorted(cumulative, point, right=True), last)
+    return index, point - (cumulative - weights).gather(-1, index)
 
 
 def _nucleus(log_probs: Tensor, top_p: float) -> Tensor:

@@ -71,7 +71,8 @@ class Updater:
     def _set_advantages(self, samples: Sequence[Sample]) -> None:
         rewards = torch.tensor([sample.reward for sample in samples], dtype=torch.float64)
         groups = torch.tensor([sample.group for sample in samples])
-        lengths = torch.tensor([len(sample.response.ids) for sample in samples])
+        # What is left out of the loss weighs nothing where advantages weigh responses by their length.
+        lengths = torch.tensor([len(sample.response.ids) * sample.in_loss for sample in samples])
         advantages = self.objective.advantages(rewards, groups, lengths)
         for sample, advantage in zip(samples, advantages.tolist(), strict=True):
             sample.advantage = advantage
