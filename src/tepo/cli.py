@@ -112,19 +112,30 @@ def recipes(name: Annotated[str | None, typer.Argument(help="print this recipe")
 
 @app.command()
 @_reports_errors
-def objectives() -> None:
+def objectives(
+    markdown: Annotated[bool, typer.Option("--markdown", help="the complete table, as in docs/objectives.md")] = False,
+    relatives: Annotated[
+        bool, typer.Option("--relatives", help="which settings make one another, as in docs/relatives.md")
+    ] = False,
+) -> None:
     """The objectives and what each is made of, from the code."""
+    from tepo.objectives import describe, pages
+
+    if markdown or relatives:
+        print("\n".join([pages.objectives_page()] * markdown + [pages.relatives_page()] * relatives), end="")
+        return
     from rich.console import Console
     from rich.table import Table
 
-    from tepo.objectives.describe import COLUMNS, describe_all
-
-    table = Table(title="objectives: objective=NAME", title_justify="left", show_lines=True)
-    for column in COLUMNS:
-        table.add_column(column)
-    for row in describe_all():
-        table.add_row(*(row[column] for column in COLUMNS))
-    Console().print(table)
+    console = Console()
+    separated = console.width < 140  # where most rows take more than one line
+    table = Table(title="objectives: objective=NAME", title_justify="left", show_lines=separated)
+    for column in describe.COMPACT:
+        table.add_column(column, no_wrap=column == "name")
+    for row in describe.compact_all():
+        table.add_row(*(row[column] for column in describe.COMPACT))
+    console.print(table)
+    console.print("all settings: tepo objectives --markdown; equalities: tepo objectives --relatives", markup=False)
 
 
 def main() -> None:

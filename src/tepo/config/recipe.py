@@ -16,7 +16,7 @@ class ObjectiveConfig(Section):
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
-    name: str = Field("tepo", description="a name from `tepo objectives`")
+    name: str = Field("tepo", description="a name from `tepo objectives`, or your own `module:attribute`")
 
     @model_validator(mode="after")
     def _exists(self) -> Self:

@@ -18,6 +18,7 @@ from tepo.objectives.advantages import (
 )
 from tepo.objectives.aggregates import AGGREGATES
 from tepo.objectives.objective import Objective
+from tepo.objectives.own import is_own, load_own
 from tepo.objectives.ratios import RATIOS, NoRatio
 from tepo.objectives.schedule import Linear
 from tepo.objectives.table import TABLE
@@ -38,7 +39,8 @@ def list_objectives() -> list[str]:
 def get_objective(name: str, **overrides: Any) -> Objective:
     """The objective of that name, with some of its settings replaced.
 
-    name: a name from `list_objectives()`; hyphens and case do not matter.
+    name: a name from `list_objectives()`, where hyphens and case do not matter; or `module:attribute`, an Objective of
+        your own or a function that returns one from those of the options that it has parameters for (`load_own`).
     overrides: `clip_low`, `clip_high`, `dual_clip`, `p`, `tau`, `tau_negative` (numbers), `ratio` (token, sequence,
         sequence_token, hoelder), `aggregate` (token_mean, sequence_mean, sequence_sum, constant_length),
         `length_normalizer` (tokens), `kl_mask` (None, beta, or a mapping
@@ -52,10 +54,16 @@ def get_objective(name: str, **overrides: Any) -> Objective:
     """
     if not isinstance(name, str):
         raise ValueError(f"the name of an objective is {name!r}; known: {', '.join(_BY_NAME)}")
-    key = name.lower().replace("-", "_")
-    if key not in _BY_NAME:
-        raise ValueError(f"unknown objective {name!r}{_nearest(key, _BY_NAME)}; known: {', '.join(_BY_NAME)}")
-    objective = _BY_NAME[key]
+    if is_own(name):
+        key, (objective, overrides) = name, load_own(name, overrides, _OVERRIDES)
+    else:
+        key = name.lower().replace("-", "_")
+        if key not in _BY_NAME:
+            raise ValueError(
+                f"unknown objective {name!r}{_nearest(key, _BY_NAME)}; known: {', '.join(_BY_NAME)}; or your own "
+                "module:attribute"
+            )
+        objective = _BY_NAME[key]
     # Parts are exchanged before their fields are set, so that the order in which overrides are given is of no account.
     for override in sorted(overrides, key=lambda override: override not in _PARTS):
         if override not in _OVERRIDES:

@@ -32,4 +32,5 @@ class EntropyShaping:
     def __call__(self, batch: TokenBatch, advantages: Tensor) -> Tensor:
         """advantages [N] -> advantages [N]."""
         assert batch.entropy is not None
-        return advantages + torch.minimum(self.alpha * batch.entropy.detach(), advantages.abs() / self.kappa)
+        entropy = batch.entropy.detach().clamp(min=0)  # rounding may leave a little less
+        return advantages + torch.minimum(self.alpha * entropy, advantages.abs() / self.kappa)

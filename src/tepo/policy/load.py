@@ -94,6 +94,7 @@ def _load_smollm2() -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     folder = Path(found.submodule_search_locations[0])
     weights = next(folder.glob("*.gguf"))
     tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=weights.name)
+    tokenizer.clean_up_tokenization_spaces = False  # it would take spaces out of decoded text
     loaded = AutoModelForCausalLM.from_pretrained(folder, gguf_file=weights.name, dtype=torch.float32)
     # A model loaded from GGUF cannot be saved again; a plain one with the same weights can.
     model = LlamaForCausalLM(loaded.config)
