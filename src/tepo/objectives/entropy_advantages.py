@@ -78,7 +78,7 @@ class EntropyShare(Advantage):
         """[K] shaped rewards of K items, from entropies, rewards, success, and the label of those who share."""
         weight = torch.where(success, entropy.clamp(min=SMALLEST_ENTROPY), 1 / entropy.clamp(min=SMALLEST_ENTROPY))
         total, count = _sums_within(weight, place)
-        bonus = self.a2 * count * weight / total
+        bonus = self.a2 * weight * count / total  # a number times a count would be float32
         return torch.where(success, self.a1 * rewards.to(entropy.dtype) + bonus, -self.a1 - bonus)
 
 

@@ -21,6 +21,7 @@ from tepo.objectives.objective import Objective
 from tepo.objectives.own import is_own, load_own
 from tepo.objectives.ratios import RATIOS, NoRatio
 from tepo.objectives.schedule import Linear
+from tepo.objectives.selections import RandomCovariance
 from tepo.objectives.table import TABLE
 from tepo.objectives.terms import CovarianceKL, EntropyBonus, KLMask, ReferenceKL, Term
 
@@ -65,7 +66,7 @@ def get_objective(name: str, **overrides: Any) -> Objective:
             )
         objective = _BY_NAME[key]
     # Parts are exchanged before their fields are set, so that the order in which overrides are given is of no account.
-    for override in sorted(overrides, key=lambda override: override not in _PARTS):
+    for override in _ordered(objective, overrides):
         if override not in _OVERRIDES:
             raise ValueError(f"objective {key} has no option {override!r}{_nearest(override, _OVERRIDES)}; options: "
                              f"{', '.join(_OVERRIDES)}")  # fmt: skip
@@ -73,6 +74,7 @@ def get_objective(name: str, **overrides: Any) -> Objective:
         if isinstance(value, Mapping) and value.keys() == {"from", "to", "over"}:
             value = Linear(value["from"], value["to"], value["over"])
         if isinstance(value, Linear):
+            _OVERRIDES[override](objective, value.end)  # refused now, and not in the middle of a run
             schedules = (*objective.schedules, (override, value))
             objective = dataclasses.replace(_OVERRIDES[override](objective, value.at(1)), schedules=schedules)
         else:
@@ -81,6 +83,17 @@ def get_objective(name: str, **overrides: Any) -> Objective:
         return objective
     # Equal whatever the order in which terms were added.
     return dataclasses.replace(objective, terms=tuple(sorted(objective.terms, key=lambda term: term.name)))
+
+
+def _ordered(objective: Objective, overrides: Mapping[str, Any]) -> list[str]:
+    """Parts, then fields; of two bounds, the one that widens the range first: it must not be empty on the way."""
+    low = overrides.get("cov_low")
+    rises = (
+        isinstance(low, int | float)
+        and isinstance(objective.selection, RandomCovariance)
+        and low >= objective.selection.cov_high
+    )
+    return sorted(overrides, key=lambda o: (o not in _PARTS, o == "cov_low" and rises, o != "cov_low"))
 
 
 def at_rollout(objective: Objective, rollout: int) -> Objective:

@@ -25,7 +25,7 @@ _BRACED_COMMA = re.compile(r"(?<=\d)\{,\}(?=\d{3})")
 _MARKED_UP = re.compile(r"\*\*[^*]+\*\*|.\\[\[(](?!\\)")
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
 _BARE_BOX = re.compile(r"[^\s$.,;]*")
-_HASHES = re.compile(r"####[ \t]*([^\n]*)")
+_HASHES = re.compile(r"#{4,}[ \t]*([^\n]*)")
 _ANSWER_IS = re.compile(r"\banswer\b(?:\*\*)?[ \t]*(?:is|are|:|=)(?:\*\*)?[ \t]*:?[ \t]*([^\n]*)", re.IGNORECASE)
 _CONNECTOR = re.compile(r"(?:\s|[,;$.]|\\quad|\\qquad|\\[,;:! ()\[\]]|\\text\s*\{\s*(?:and|or)\s*\}|\band\b|\bor\b)*")
 _MATHS = (
@@ -181,7 +181,10 @@ def find_answer(response: str) -> Found | None:
     hashes = _HASHES.findall(text)
     for marked, rule in ((last_tagged(text), "tag"), (hashes[-1] if hashes else None, "hashes")):
         if marked is not None:
-            return Found(marked.strip(), rule) if marked.strip() else None
+            said = _ANSWER_IS.findall(marked)  # `#### The answer is 20.`
+            within = _after_phrase(said[-1]) if said else None
+            answer = within.text if within else marked.strip()
+            return Found(answer, rule) if answer else None
     phrases = _ANSWER_IS.findall(text)
     if phrases:
         found = _after_phrase(phrases[-1])
