@@ -10,7 +10,11 @@ from typing import Any
 
 @dataclass
 class Token:
-    """What the loss knows of one token. `frozen_logp`: the value of logp inside a stop-gradient."""
+    """What the loss knows of one token.
+
+    frozen_logp, frozen_entropy: the values of logp and entropy inside a stop-gradient. selected: whether the objective
+    chose it, over the whole step.
+    """
 
     logp: float
     old_logp: float
@@ -19,49 +23,135 @@ class Token:
     old_entropy: float
     exact_kl: float
     entropy_direction: float
+    top_entropy: float
     advantage: float
     frozen_logp: float
+    frozen_entropy: float
+    selected: bool = False
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of one objective, as the specification gives them; `kl_mask` and `ref_kl` None when absent."""
+    """The settings of one objective, as the specification gives them; `kl_mask` and `ref_kl` None when absent.
+
+    p: of the ratio "hoelder". power: of the surrogate "power_clip". selection: which tokens are chosen over the step,
+    the highest `share` by "entropy" or "covariance", or "drawn" of those of covariance between cov_low and cov_high.
+    alpha, kappa: of the advantages' shaping; None: none. cov_kl, adaptive_entropy, policy_kl: coefficients, or None.
+    """
 
     ratio: str
+    surrogate: str
     clip_low: float
     clip_high: float
     aggregate: str
     dual_clip: float | None = None
+    p: float = 0
+    power: float = 0
+    tau: float = 1.0
+    tau_negative: float = 1.05
     length_normalizer: float = 3000
     kl_mask: dict[str, Any] | None = None
     ref_kl: dict[str, Any] | None = None
     entropy_bonus: float | None = None
+    selection: str | None = None
+    share: float = 1.0
+    cov_low: float = 1.0
+    cov_high: float = 5.0
+    alpha: float | None = None
+    kappa: float = 2.0
+    cov_kl: float | None = None
+    adaptive_entropy: float | None = None
+    policy_kl: float | None = None
 
 
 KL_MASK = {"beta": 0.01, "target": "old", "estimator": "abs", "entropy_test": "measured", "normalizer": "tokens"}
 REF_KL = {"beta": 0.04, "estimator": "k3"}
+NO_CLIP = math.inf
 
 SETTINGS = {
-    "tepo": Settings("sequence", 2e-3, 2.5e-3, "token_mean", kl_mask=KL_MASK),
-    "tepo_v1": Settings("sequence", 2e-3, 2.5e-3, "token_mean"),
-    "grpo": Settings("token", 0.2, 0.2, "sequence_mean", ref_kl=REF_KL),
-    "dr_grpo": Settings("token", 0.2, 0.2, "constant_length"),
-    "dapo": Settings("token", 0.2, 0.28, "token_mean"),
-    "gspo": Settings("sequence", 3e-4, 4e-4, "sequence_mean"),
-    "gspo_token": Settings("sequence_token", 3e-4, 4e-4, "sequence_mean"),
+    "tepo": Settings("sequence", "clip", 2e-3, 2.5e-3, "token_mean", kl_mask=KL_MASK),
+    "tepo_v1": Settings("sequence", "clip", 2e-3, 2.5e-3, "token_mean"),
+    "grpo": Settings("token", "clip", 0.2, 0.2, "sequence_mean", ref_kl=REF_KL),
+    "dr_grpo": Settings("token", "clip", 0.2, 0.2, "constant_length"),
+    "dapo": Settings("token", "clip", 0.2, 0.28, "token_mean"),
+    "gspo": Settings("sequence", "clip", 3e-4, 4e-4, "sequence_mean"),
+    "gspo_token": Settings("sequence_token", "clip", 3e-4, 4e-4, "sequence_mean"),
+    "luspo": Settings("sequence", "clip", 3e-4, 4e-4, "sequence_sum"),
+    "gmpo": Settings("token", "log_clip", 0.4, 0.4, "sequence_mean"),
+    "hoelder": Settings("hoelder", "clip", 0.2, 0.2, "sequence_mean"),
+    "hoelder_token": Settings("token", "power_clip", 0.2, 0.2, "sequence_mean"),
+    "cispo": Settings("token", "weight", 1.0, 0.28, "token_mean"),
+    "sapo": Settings("token", "gate", NO_CLIP, NO_CLIP, "sequence_mean"),
+    "gpg": Settings("none", "score", NO_CLIP, NO_CLIP, "token_mean"),
+    "rloo": Settings("none", "score", NO_CLIP, NO_CLIP, "sequence_sum"),
+    "reinforce_pp": Settings("token", "clip", 0.2, 0.2, "token_mean"),
+    "reinforce_pp_baseline": Settings("token", "clip", 0.2, 0.2, "token_mean"),
+    "clip_cov": Settings("token", "clip", 0.2, 0.2, "token_mean", selection="drawn", share=2e-4),
+    "kl_cov": Settings("token", "none", NO_CLIP, NO_CLIP, "token_mean", selection="covariance", share=2e-3, cov_kl=1.0),
+    "forking_tokens": Settings("token", "clip", 0.2, 0.28, "token_mean", selection="entropy", share=0.2),
+    "entropy_advantage": Settings("token", "clip", 0.2, 0.2, "sequence_mean", alpha=0.4),
+    "aent": Settings("token", "clip", 0.2, 0.2, "sequence_mean", adaptive_entropy=0.002),
+    "em_ft": Settings("none", "entropy", NO_CLIP, NO_CLIP, "token_mean"),
+    "em_rl_sequence": Settings("none", "score", NO_CLIP, NO_CLIP, "sequence_sum", ref_kl={**REF_KL, "beta": 0.001}),
+    "em_rl_token": Settings("none", "score", NO_CLIP, NO_CLIP, "sequence_sum", ref_kl={**REF_KL, "beta": 0.001}),
+    "gtpo": Settings("token", "clip", 0.2, 0.2, "token_mean"),
+    "grpo_s": Settings("sequence", "clip", 0.2, 0.2, "sequence_mean"),
+    "policy_kl": Settings("token", "none", NO_CLIP, NO_CLIP, "token_mean", policy_kl=1.0),
 }
+
+OPTIONS_OF_SURROGATES: dict[str, set[str]] = {
+    "clip": {"clip_low", "clip_high", "dual_clip"},
+    "log_clip": {"clip_low", "clip_high"},
+    "power_clip": {"clip_low", "clip_high", "p"},
+    "weight": {"clip_low", "clip_high"},
+    "gate": {"tau", "tau_negative"},
+    "score": set(),
+    "none": set(),
+    "entropy": set(),
+}
+OPTIONS_OF_SELECTIONS: dict[str | None, set[str]] = {
+    None: set(),
+    "entropy": {"share"},
+    "covariance": {"share"},
+    "drawn": {"share", "cov_low", "cov_high"},
+}
+SHAPED_REWARDS = ("gtpo", "grpo_s")
+"""Objectives whose advantages are those of rewards a1 R + a2 bonus."""
+OPTIONS_OF_SOME = {"clip_low", "clip_high", "dual_clip", "p", "tau", "tau_negative", "length_normalizer", "ratio"}
+OPTIONS_OF_SOME |= {"share", "cov_low", "cov_high", "alpha", "kappa", "a1", "a2"}
+"""Options that not every objective has a use for."""
+
+
+def unused(name: str, overrides: dict[str, Any]) -> set[str]:
+    """Those of the overrides that the objective, with the others in place, has no use for."""
+    row = SETTINGS[name]
+    used = OPTIONS_OF_SURROGATES[row.surrogate] | OPTIONS_OF_SELECTIONS[row.selection]
+    if row.alpha is not None:
+        used |= {"alpha", "kappa"}
+    if name in SHAPED_REWARDS and "advantage" not in overrides:
+        used |= {"a1", "a2"}
+    if row.ratio != "none":
+        used.add("ratio")
+        if overrides.get("ratio", row.ratio) == "hoelder":
+            used.add("p")
+    if overrides.get("aggregate", row.aggregate) == "constant_length":
+        used.add("length_normalizer")
+    return (overrides.keys() & OPTIONS_OF_SOME) - used
 
 
 def settings(name: str, overrides: dict[str, Any]) -> Settings:
     """The settings of an objective with overrides; a mapping changes the fields it names, a number is the beta."""
     row = SETTINGS[name]
-    changed = dict(overrides)
+    of_advantages = {"advantage", "advantage_epsilon", "a1", "a2"}
+    changed = {option: value for option, value in overrides.items() if option not in of_advantages}
     for option, defaults in (("kl_mask", KL_MASK), ("ref_kl", REF_KL)):
         value = overrides.get(option)
         if isinstance(value, float):
             changed[option] = {**(getattr(row, option) or defaults), "beta": value}
         elif value is not None:
             changed[option] = {**(getattr(row, option) or defaults), **value}
+    if "p" in changed and overrides.get("ratio", row.ratio) != "hoelder":
+        changed["power"] = changed.pop("p")
     return dataclasses.replace(row, **changed)
 
 
@@ -77,21 +167,73 @@ def kl(estimator: str, token: Token, target_logp: float) -> float:
     }[estimator]
 
 
-def ratio(kind: str, response: list[Token], token: Token) -> float:
+def power_mean(values: list[float], p: float) -> float:
+    """((1/n) sum v^p)^(1/p); p = 0: the geometric mean. Loses its digits where |p| is tiny."""
+    if p == 0:
+        return float(math.prod(value ** (1 / len(values)) for value in values))
+    return float((sum(value**p for value in values) / len(values)) ** (1 / p))
+
+
+def ratio(s: Settings, response: list[Token], token: Token) -> float:
     """The importance ratio of one token."""
-    if kind == "token":
+    if s.ratio == "none":
+        return 1.0
+    if s.ratio == "token":
         return math.exp(token.logp - token.old_logp)
-    if kind == "sequence":
-        return math.prod(math.exp(t.logp - t.old_logp) for t in response) ** (1 / len(response))
-    frozen = math.prod(math.exp(t.frozen_logp - t.old_logp) for t in response) ** (1 / len(response))
+    if s.ratio in ("sequence", "hoelder"):
+        power = 0 if s.ratio == "sequence" else s.p
+        return power_mean([math.exp(t.logp - t.old_logp) for t in response], power)
+    frozen = power_mean([math.exp(t.frozen_logp - t.old_logp) for t in response], 0)
     return frozen * math.exp(token.logp) / math.exp(token.frozen_logp)
 
 
-def surrogate(s: Settings, r: float, advantage: float) -> float:
-    """min(r A, clip(r) A); with dual clip max(that, c A) where A < 0."""
-    value = min(r * advantage, min(max(r, 1 - s.clip_low), 1 + s.clip_high) * advantage)
-    if s.dual_clip is not None and advantage < 0:
-        value = max(value, s.dual_clip * advantage)
+def frozen_ratio(s: Settings, response: list[Token], token: Token) -> float:
+    """sg of the importance ratio of one token."""
+    copies = [dataclasses.replace(t, logp=t.frozen_logp) for t in response]
+    return ratio(s, copies, copies[next(i for i, t in enumerate(response) if t is token)])
+
+
+def sign(x: float) -> int:
+    """-1, 0 or 1."""
+    return (x > 0) - (x < 0)
+
+
+def clip(x: float, low: float, high: float) -> float:
+    """The nearest number between low and high."""
+    return min(max(x, low), high)
+
+
+def surrogate(s: Settings, response: list[Token], token: Token) -> float:
+    """What one token contributes to J, before its weight."""
+    a = token.advantage
+    low, high = 1 - s.clip_low, 1 + s.clip_high
+    if s.surrogate == "score":  # GPG, REINFORCE: A log pi
+        return a * token.logp
+    if s.surrogate == "weight":  # CISPO: sg(clip(r)) A log pi
+        return clip(frozen_ratio(s, response, token), low, high) * a * token.logp
+    if s.surrogate == "gate":  # SAPO: (4/tau) sigmoid(tau (r - 1)) A
+        tau = s.tau if a > 0 else s.tau_negative
+        return 4 / tau * a / (1 + math.exp(-tau * (ratio(s, response, token) - 1)))
+    if s.surrogate == "log_clip":  # GMPO: exp(mean_t l_it) A
+        bounded = []
+        for t in response:
+            log_r, sgn = math.log(ratio(s, response, t)), sign(t.advantage)
+            bounded.append(sgn * min(sgn * log_r, sgn * clip(log_r, -s.clip_low, s.clip_high)))
+        return math.exp(sum(bounded) / len(bounded)) * a
+    if s.surrogate == "power_clip":  # HoelderPO, token variant: the mean of the ratios that PPO's minimum takes
+        ratios = []
+        for t in response:
+            r = ratio(s, response, t)
+            ratios.append(max(r, low) if t.advantage < 0 else min(r, high))
+        return power_mean(ratios, s.power) * a
+    if s.surrogate == "entropy":  # EM-FT: - H
+        return -token.entropy
+    r = ratio(s, response, token)
+    if s.surrogate == "none":
+        return r * a
+    value = min(r * a, clip(r, low, high) * a)
+    if s.dual_clip is not None and a < 0:
+        value = max(value, s.dual_clip * a)
     return value
 
 
@@ -101,6 +243,8 @@ def weight(s: Settings, response: list[Token], num_tokens: int, num_sequences: i
         return 1 / num_tokens
     if s.aggregate == "sequence_mean":
         return 1 / num_sequences / len(response)
+    if s.aggregate == "sequence_sum":
+        return 1 / num_sequences
     return 1 / num_sequences / s.length_normalizer
 
 
@@ -111,9 +255,67 @@ def in_mask(token: Token, entropy_test: str) -> bool:
     return token.entropy < token.old_entropy if entropy_test == "measured" else token.entropy_direction < 0
 
 
+def in_step(s: Settings, responses: list[list[Token]]) -> list[list[Token]]:
+    """The tokens that the loss and its denominators know of, with A' = A + min(alpha sg(H), |A| / kappa)."""
+    if s.selection == "entropy":
+        responses = [[token for token in response if token.selected] for response in responses]
+    if s.alpha is not None:
+        responses = [[dataclasses.replace(t, advantage=shaped(s, t)) for t in response] for response in responses]
+    return [response for response in responses if response]
+
+
+def shaped(s: Settings, token: Token) -> float:
+    """The advantage of one token with its share of the entropy."""
+    if s.alpha is None:
+        return token.advantage
+    return token.advantage + min(s.alpha * token.frozen_entropy, abs(token.advantage) / s.kappa)
+
+
+def covariances(s: Settings, responses: list[list[Token]]) -> list[float]:
+    """(A - mean A)(logp - mean logp) of each token, with the means over all tokens of the step."""
+    tokens = [token for response in responses for token in response]
+    advantages = [shaped(s, token) for token in tokens]
+    mean_a = sum(advantages) / max(len(tokens), 1)
+    mean_logp = sum(token.frozen_logp for token in tokens) / max(len(tokens), 1)
+    return [(a - mean_a) * (token.frozen_logp - mean_logp) for a, token in zip(advantages, tokens, strict=True)]
+
+
+def is_clipped(s: Settings, response: list[Token], token: Token, margin: float) -> bool:
+    """Whether PPO's minimum takes the clipped ratio; with a margin > 0 in doubt yes, with one < 0 in doubt no."""
+    r, a = ratio(s, response, token), shaped(s, token)
+    if a < 0:
+        return r < 1 - s.clip_low + margin or (s.dual_clip is not None and r > s.dual_clip - margin)
+    return a > 0 and r > 1 + s.clip_high - margin
+
+
+def check_selection(s: Settings, responses: list[list[Token]]) -> None:
+    """That `Token.selected` is a choice that the objective may make: ties may fall either way."""
+    tokens = [token for response in responses for token in response]
+    chosen, cov = [token.selected for token in tokens], covariances(s, responses)
+    if s.selection is None or not tokens:
+        assert not any(chosen)
+        return
+    exact = s.share * len(tokens)
+    if s.selection == "drawn":
+
+        def eligible(margin: float) -> list[bool]:
+            clipped = [is_clipped(s, response, token, -margin) for response in responses for token in response]
+            in_range = [s.cov_low - margin < c < s.cov_high + margin for c in cov]
+            return [inside and not out for inside, out in zip(in_range, clipped, strict=True)]
+
+        wanted = max(1, math.floor(exact + 1e-6))
+        assert min(wanted, sum(eligible(-1e-9))) <= sum(chosen) <= min(wanted, sum(eligible(1e-9)))
+        assert all(may for may, was in zip(eligible(1e-9), chosen, strict=True) if was)
+        return
+    values = cov if s.selection == "covariance" else [token.frozen_entropy for token in tokens]
+    assert sum(chosen) == max(1, math.floor(exact + 1e-6) if s.selection == "covariance" else math.ceil(exact - 1e-6))
+    lowest = min(value for value, was in zip(values, chosen, strict=True) if was)
+    assert all(was or value <= lowest + 1e-9 for value, was in zip(values, chosen, strict=True))
+
+
 def loss(s: Settings, responses: list[list[Token]]) -> float:
     """L = -J + terms over the responses of one optimizer step; a response without tokens counts nowhere."""
-    responses = [response for response in responses if response]
+    responses = in_step(s, responses)
     num_tokens = sum(len(response) for response in responses)
     if num_tokens == 0:
         return 0.0
@@ -122,11 +324,19 @@ def loss(s: Settings, responses: list[list[Token]]) -> float:
     for response in responses:
         w = weight(s, response, num_tokens, len(responses))
         for token in response:
-            total -= w * surrogate(s, ratio(s.ratio, response, token), token.advantage)
+            if s.selection != "drawn" or not token.selected:
+                total -= w * surrogate(s, response, token)
             if s.ref_kl is not None:
                 total += w * s.ref_kl["beta"] * kl(s.ref_kl["estimator"], token, token.ref_logp)
             if s.entropy_bonus is not None:
                 total -= s.entropy_bonus * token.entropy / num_tokens
+            if s.cov_kl is not None and token.selected:
+                total += s.cov_kl * abs(token.logp - token.old_logp) / num_tokens
+            if s.adaptive_entropy is not None:
+                total -= s.adaptive_entropy * token.top_entropy / num_tokens
+            if s.policy_kl is not None:  # r - 1 - log r
+                log_r = token.logp - token.old_logp
+                total += s.policy_kl * (math.exp(log_r) - 1 - log_r) / num_tokens
             if s.kl_mask is not None and in_mask(token, s.kl_mask["entropy_test"]):
                 target = token.old_logp if s.kl_mask["target"] == "old" else token.ref_logp
                 mask_sum += kl(s.kl_mask["estimator"], token, target)
@@ -150,9 +360,73 @@ def derivative(s: Settings, responses: list[list[Token]], token: Token, name: st
 def distance_to_a_kink(s: Settings, responses: list[list[Token]]) -> float:
     """How far the nearest ratio is from a clip boundary, or log-ratio from the corner of |.|."""
     bounds = [1 - s.clip_low, 1 + s.clip_high, s.dual_clip or 1e9]
-    distances = []
-    for response in responses:
+    if s.surrogate == "log_clip":
+        bounds = [math.exp(-s.clip_low), math.exp(s.clip_high)]
+    distances = [1.0]
+    for response in in_step(s, responses):
         for token in response:
-            distances += [abs(ratio(s.ratio, response, token) - bound) for bound in bounds]
+            if s.surrogate not in ("gate", "score", "none", "entropy"):
+                distances += [abs(ratio(s, response, token) - bound) for bound in bounds]
             distances += [abs(token.logp - token.old_logp), abs(token.logp - token.ref_logp)]
     return min(distances)
+
+
+def standardized(values: list[float], epsilon: float = 1e-6) -> list[float]:
+    """(v - mean) / (std + epsilon), ddof 1; 0 where all are equal up to rounding, or there is but one."""
+    mean = sum(values) / len(values)
+    if max(values) - min(values) <= 1e-12 * max(abs(value) for value in values):
+        return [0.0] * len(values)
+    return [
+        (v - mean) / (math.sqrt(sum((u - mean) ** 2 for u in values) / (len(values) - 1)) + epsilon) for v in values
+    ]
+
+
+def share_of_entropy(entropies: list[float], success: bool, a1: float, a2: float, reward: float) -> list[float]:
+    """Rewards of the successes, or of the failures, that share d = `len(entropies)` times a2 among them."""
+    weights = [entropy if success else 1 / entropy for entropy in entropies]
+    bonuses = [a2 * len(weights) * weight / sum(weights) for weight in weights]
+    return [a1 * reward + bonus if success else -a1 - bonus for bonus in bonuses]
+
+
+def gtpo_rewards(
+    rewards: list[float], entropies: list[list[float]], a1: float = 1.0, a2: float = 0.1
+) -> list[list[float]]:
+    """Token rewards of one group (2508.04349): position by position, among those still alive there."""
+    shaped_rewards = [[0.0] * len(row) for row in entropies]
+    for success in (True, False):
+        side = [i for i, reward in enumerate(rewards) if (reward > 0) == success]
+        for t in range(max((len(entropies[i]) for i in side), default=0)):
+            alive = [i for i in side if t < len(entropies[i])]
+            for i in alive:
+                at_t = share_of_entropy([entropies[k][t] for k in alive], success, a1, a2, rewards[i])
+                shaped_rewards[i][t] = at_t[alive.index(i)]
+    return shaped_rewards
+
+
+def gtpo(rewards: list[float], entropies: list[list[float]], a1: float = 1.0, a2: float = 0.1) -> list[list[float]]:
+    """Token advantages of one group: the token rewards of the successes and of the failures, each standardized."""
+    values = gtpo_rewards(rewards, entropies, a1, a2)
+    advantages = [[0.0] * len(row) for row in entropies]
+    for success in (True, False):
+        places = [(i, t) for i, row in enumerate(values) if (rewards[i] > 0) == success for t in range(len(row))]
+        if places:
+            for (i, t), a in zip(places, standardized([values[i][t] for i, t in places]), strict=True):
+                advantages[i][t] = a
+    return advantages
+
+
+def grpo_s(rewards: list[float], entropies: list[list[float]], a1: float = 1.0, a2: float = 0.1) -> list[float]:
+    """Response advantages of one group, by the mean entropies of its responses."""
+    means = [sum(row) / len(row) for row in entropies]
+    advantages = [0.0] * len(rewards)
+    for success in (True, False):
+        side = [i for i, reward in enumerate(rewards) if (reward > 0) == success]
+        values = [share_of_entropy([means[k] for k in side], success, a1, a2, rewards[i])[side.index(i)] for i in side]
+        for i, a in zip(side, standardized(values) if side else [], strict=True):
+            advantages[i] = a
+    return advantages
+
+
+def leave_one_out(rewards: list[float]) -> list[float]:
+    """R_i less the mean of the others."""
+    return [reward - (sum(rewards) - reward) / (len(rewards) - 1) for reward in rewards]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -17,8 +18,10 @@ LENGTHS = (1, 7, 3, 5, 2, 6, 4, 7)
 SIGNS = torch.tensor([1, 1, -1, 0, -1, -1, 1, 1])
 """Of the advantages in `ragged_batch`."""
 
-PER_TOKEN = ("logp", "old_logp", "entropy", "old_entropy", "ref_logp", "exact_kl", "entropy_direction")
-DIFFERENTIABLE = ("logp", "entropy", "exact_kl")
+PER_TOKEN = (
+    "logp", "old_logp", "entropy", "old_entropy", "ref_logp", "exact_kl", "entropy_direction", "top_entropy",
+)  # fmt: skip
+DIFFERENTIABLE = ("logp", "entropy", "exact_kl", "top_entropy")
 
 OVERRIDES: dict[str, dict[str, Any]] = {
     "defaults": {},
@@ -33,6 +36,17 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     },
     "ref_kl_and_bonus": {"kl_mask": None, "ref_kl": {"beta": 0.1, "estimator": "k2"}, "entropy_bonus": 0.02},
     "no_terms": {"kl_mask": None, "ref_kl": None, "entropy_bonus": None},
+    "narrow_clip": {"clip_low": 3e-4, "clip_high": 4e-4},
+    "sequence_sum_leave_one_out": {"aggregate": "sequence_sum", "advantage": "leave_one_out"},
+    "sequence_ratio_informative": {"ratio": "sequence", "advantage": "informative"},
+    "power_mean_batch": {"ratio": "hoelder", "p": 2.0, "advantage": "batch"},
+    "negative_power": {"p": -1.5},
+    "tiny_power": {"p": 1e-9},
+    "temperatures": {"tau": 3.0, "tau_negative": 0.5},
+    "half_selected": {"share": 0.5},
+    "any_covariance": {"share": 0.3, "cov_low": -0.5, "cov_high": 2.0},
+    "strong_shaping": {"alpha": 2.0, "kappa": 1.2},
+    "adaptive_terms": {"adaptive_entropy": 0.3, "policy_kl": 0.5, "kl_mask": None},
 }
 """Combinations of overrides; an objective is tested with each that it takes."""
 
@@ -54,17 +68,44 @@ VARIANTS = variants()
 
 @dataclasses.dataclass(frozen=True)
 class Padded:
-    """The arguments of `TokenBatch.from_padded`; those of DIFFERENTIABLE are leaves that require a gradient."""
+    """The arguments of `TokenBatch.from_padded`; those of DIFFERENTIABLE are leaves that require a gradient.
+
+    selected: [S, T] bool, the tokens that an objective chose over the whole step (`selected_by`), or None.
+    """
 
     mask: Tensor
     advantages: Tensor
     tokens: Mapping[str, Tensor]
+    selected: Tensor | None = None
 
     def batch(self, rows: list[int] | None = None) -> TokenBatch:
         """The TokenBatch of some rows, or of all."""
         index = torch.arange(len(self.mask)) if rows is None else torch.tensor(rows)
         tokens = {name: value[index] for name, value in self.tokens.items()}
-        return TokenBatch.from_padded(mask=self.mask[index], advantages=self.advantages[index], **tokens)
+        batch = TokenBatch.from_padded(mask=self.mask[index], advantages=self.advantages[index], **tokens)
+        if self.selected is None:
+            return batch
+        return dataclasses.replace(batch, selected=self.selected[index][self.mask[index]])
+
+    def selected_by(self, objective: Objective) -> Padded:
+        """The same values with the tokens that the objective chooses over all of them, for any cut afterwards."""
+        if objective.selection is None:
+            return self
+        selected = torch.zeros_like(self.mask, dtype=torch.bool)
+        selected[self.mask.bool()] = known(prepared(objective, self.batch()).selected)
+        return dataclasses.replace(self, selected=selected)
+
+    def in_loss(self, objective: Objective) -> Tensor:
+        """[S, T] bool: the tokens that are in the objective's loss and its denominators (after `selected_by`)."""
+        if objective.selection is None or objective.selection.use != "keep":
+            return self.mask.bool()
+        return known(self.selected)
+
+    def in_surrogate(self, objective: Objective) -> Tensor:
+        """[S, T] bool: those among them that have a surrogate (after `selected_by`)."""
+        if objective.selection is None or objective.selection.use != "drop":
+            return self.in_loss(objective)
+        return self.mask.bool() & ~known(self.selected)
 
     def gradients(self) -> dict[str, Tensor]:
         """What backward left in the leaves; zeros where it left nothing."""
@@ -74,7 +115,30 @@ class Padded:
     def fresh(self, **changed: Tensor) -> Padded:
         """The same values (or those given) in new leaves without gradients."""
         tokens = {name: as_leaf(name, changed.get(name, value)) for name, value in self.tokens.items()}
-        return Padded(changed.get("mask", self.mask), changed.get("advantages", self.advantages), tokens)
+        mask, advantages = changed.get("mask", self.mask), changed.get("advantages", self.advantages)
+        return Padded(mask, advantages, tokens, changed.get("selected", self.selected))
+
+
+def known(value: Tensor | None) -> Tensor:
+    """The value, which is there."""
+    assert value is not None
+    return value
+
+
+@contextlib.contextmanager
+def seeded(seed: int = 0) -> Iterator[None]:
+    """torch's generator in a known state, and put back afterwards: for objectives that draw tokens."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+
+
+def prepared(objective: Objective, batch: TokenBatch, seed: int = 0) -> TokenBatch:
+    """The batch of a whole step with its advantages and its selected tokens, the same at each call."""
+    if objective.selection is None:
+        return objective.prepare(batch)
+    with seeded(seed):
+        return objective.prepare(batch)
 
 
 def as_leaf(name: str, value: Tensor) -> Tensor:
@@ -109,11 +173,12 @@ def ragged_batch(
     tokens = {
         "logp": logp,
         "old_logp": old_logp,
-        "entropy": old_entropy + 0.1 * normal(),
+        "entropy": (old_entropy + 0.1 * normal()).abs(),
         "old_entropy": old_entropy,
         "ref_logp": logp + 0.3 * normal(),
         "exact_kl": normal().abs(),
         "entropy_direction": normal(),
+        "top_entropy": (0.7 * old_entropy + 0.05 * normal()).abs(),
     }
     leaves = {name: as_leaf(name, value.to(dtype)) for name, value in tokens.items()}
     return Padded(mask, advantages.to(dtype), leaves)
@@ -122,9 +187,12 @@ def ragged_batch(
 def loss_and_gradients(
     objective: Objective, padded: Padded, totals: Totals | None = None
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Loss of the whole padded batch, and the gradient in each leaf."""
+    """Loss of the whole padded batch, and the gradient in each leaf.
+
+    A selection is made over all of it, where it has none (`Padded.selected_by`).
+    """
     padded = padded.fresh()
-    out = objective(padded.batch(), totals)
+    out = objective(prepared(objective, padded.batch()), totals)
     out.loss.backward()
     return out.loss.detach(), padded.gradients()
 

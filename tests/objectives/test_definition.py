@@ -46,6 +46,8 @@ def to_tokens(padded: Padded) -> list[list[Token]]:
                     **{name: padded.tokens[name][row, t].item() for name in PER_TOKEN},
                     advantage=padded.advantages.reshape(len(padded.mask), -1).expand_as(padded.mask)[row, t].item(),
                     frozen_logp=padded.tokens["logp"][row, t].item(),
+                    frozen_entropy=padded.tokens["entropy"][row, t].item(),
+                    selected=padded.selected is not None and bool(padded.selected[row, t]),
                 )
                 for t in columns
             ]
@@ -62,7 +64,7 @@ def token_lists(draw: st.DrawFn) -> list[list[Token]]:
         constant = draw(st.none() | value)
         response = []
         for _ in range(draw(st.integers(0, 5))):
-            old, step, ref, entropy, change, exact, direction = draw(st.tuples(*[value] * 7))
+            old, step, ref, entropy, change, exact, direction, top = draw(st.tuples(*[value] * 8))
             logp = -abs(old) + step * draw(st.sampled_from([1.0, 0.1, 1e-3, 0.0]))
             advantage = draw(value) if constant is None else constant
             response.append(
@@ -74,8 +76,10 @@ def token_lists(draw: st.DrawFn) -> list[list[Token]]:
                     old_entropy=abs(entropy) + change * draw(st.sampled_from([1.0, 0.0])),
                     exact_kl=abs(exact),
                     entropy_direction=direction,
+                    top_entropy=abs(top),
                     advantage=advantage,
                     frozen_logp=logp,
+                    frozen_entropy=abs(entropy),
                 )
             )
         responses.append(response)
@@ -100,15 +104,29 @@ def overrides(draw: st.DrawFn) -> dict[str, Any]:
         "clip_low": st.sampled_from([0.0, 0.1, 0.2, 1.0]),
         "clip_high": st.sampled_from([0.0, 0.28, 5.0]),
         "dual_clip": st.sampled_from([None, 1.1, 3.0]),
-        "ratio": st.sampled_from(["token", "sequence", "sequence_token"]),
-        "aggregate": st.sampled_from(["token_mean", "sequence_mean", "constant_length"]),
+        "p": st.sampled_from([-3, -1.0, 0, 0.5, 1, 2.5]),
+        "tau": st.sampled_from([0.5, 1, 3.0]),
+        "tau_negative": st.sampled_from([0.7, 1, 2.0]),
+        "ratio": st.sampled_from(["token", "sequence", "sequence_token", "hoelder"]),
+        "aggregate": st.sampled_from(["token_mean", "sequence_mean", "sequence_sum", "constant_length"]),
         "kl_mask": kl_mask | st.sampled_from([None, 0.0, 0.5]),
         "ref_kl": ref_kl | st.sampled_from([None, 0.0, 0.5]),
         "entropy_bonus": st.none() | st.sampled_from([0.0, 0.02]),
+        "adaptive_entropy": st.sampled_from([None, 0.0, 0.3]),
+        "policy_kl": st.sampled_from([None, 0.0, 0.5]),
+        "share": st.sampled_from([1e-3, 0.3, 0.5, 1]),
+        "cov_low": st.sampled_from([-2, 0.0]),
+        "cov_high": st.sampled_from([0.5, 3]),
+        "alpha": st.sampled_from([0, 0.1, 3.0]),
+        "kappa": st.sampled_from([1.1, 4]),
+        "a1": st.just(2.0),
+        "a2": st.just(0.5),
     }
     chosen: dict[str, Any] = draw(st.fixed_dictionaries({}, optional=options))
     if chosen.get("aggregate") == "constant_length" and draw(st.booleans()):
         chosen["length_normalizer"] = draw(st.sampled_from([1, 17, 20.5]))
+    if chosen.get("cov_high") == 0.5:
+        chosen.setdefault("cov_low", -2)  # the range begins at 1 otherwise
     kl_mask_value, ref_kl_value = chosen.get("kl_mask"), chosen.get("ref_kl")
     both = [value.get("estimator") for value in (kl_mask_value, ref_kl_value) if isinstance(value, dict)]
     if both == ["exact", "exact"]:
@@ -116,13 +134,24 @@ def overrides(draw: st.DrawFn) -> dict[str, Any]:
     return chosen
 
 
-@hypothesis_settings(max_examples=600, deadline=None)
-@given(name=st.sampled_from(list_objectives()), chosen=overrides(), responses=token_lists())
+@hypothesis_settings(max_examples=800, deadline=None)
+@given(name=st.sampled_from(list(definition.SETTINGS)), chosen=overrides(), responses=token_lists())
 def test_loss_equals_the_definition(name: str, chosen: dict[str, Any], responses: list[list[Token]]) -> None:
-    """Any objective with any overrides on any ragged batch: loss of the loop over tokens."""
-    expected = definition.loss(definition.settings(name, chosen), responses)
-    got = get_objective(name, **chosen)(to_padded(responses).batch()).loss.item()
-    assert got == pytest.approx(expected, rel=1e-10, abs=1e-10)
+    """Any objective with any overrides on any ragged batch: loss of the loop over tokens.
+
+    Those that it has no use for are refused, and left out.
+    """
+    unused = definition.unused(name, chosen)
+    if unused:
+        with pytest.raises(ValueError, match=f"objective {name} does not use ({'|'.join(unused)}): its "):
+            get_objective(name, **chosen)
+        chosen = {option: value for option, value in chosen.items() if option not in unused}
+    objective, row = get_objective(name, **chosen), definition.settings(name, chosen)
+    padded = to_padded(responses).selected_by(objective)
+    responses = to_tokens(padded)
+    definition.check_selection(row, responses)
+    got = objective(padded.batch()).loss.item()
+    assert got == pytest.approx(definition.loss(row, responses), rel=1e-10, abs=1e-10)
 
 
 GRADIENT_OVERRIDES: list[dict[str, Any]] = [
@@ -138,26 +167,47 @@ GRADIENT_OVERRIDES: list[dict[str, Any]] = [
         "aggregate": "constant_length",
         "length_normalizer": 5,
     },
+    {"aggregate": "sequence_sum"},
+    {"tau": 3.0, "tau_negative": 0.5},
+    *({"p": p} for p in (-2.0, 0.5, 2)),
+    {"ratio": "hoelder", "p": -1.0},
+    {"ratio": "hoelder", "p": 3.0, "aggregate": "token_mean"},
+    {"ratio": "sequence", "aggregate": "sequence_sum"},
     *({"kl_mask": {"beta": 0.7, "estimator": estimator}} for estimator in ESTIMATORS),
     *({"kl_mask": {"beta": 0.7, "estimator": estimator, "target": "reference"}} for estimator in ESTIMATORS),
     {"kl_mask": {"beta": 0.7, "normalizer": "masked", "entropy_test": "first_order"}},
     *({"kl_mask": None, "ref_kl": {"beta": 0.7, "estimator": estimator}} for estimator in ESTIMATORS),
     {"kl_mask": 0.3, "ref_kl": 0.2, "entropy_bonus": 0.5},
+    {"kl_mask": None, "adaptive_entropy": 0.7, "policy_kl": 0.7},
+    {"share": 0.3},
+    {"share": 0.3, "cov_low": -1, "cov_high": 1},
+    {"share": 0.6, "aggregate": "sequence_mean"},
+    {"alpha": 0.1, "kappa": 1.5},
 ]
 
 
-@pytest.mark.parametrize("name", list_objectives())
-@pytest.mark.parametrize("chosen", GRADIENT_OVERRIDES, ids=str)
+def gradient_cases() -> list[Any]:
+    """Every objective with those of the overrides that it has a use for."""
+    return [
+        pytest.param(name, chosen, id=f"{name}-{chosen}")
+        for name in definition.SETTINGS
+        for chosen in GRADIENT_OVERRIDES
+        if not definition.unused(name, chosen)
+    ]
+
+
+@pytest.mark.parametrize(("name", "chosen"), gradient_cases())
 @pytest.mark.parametrize("varying", [False, True], ids=["", "advantages vary"])
 def test_gradient_equals_finite_differences_of_the_definition(name: str, chosen: dict[str, Any], varying: bool) -> None:
     """Central differences of the loop in logp, entropy and exact KL, away from clip boundaries and corners of |.|."""
-    row = definition.settings(name, chosen)
-    seed, lengths = 0, (3, 1, 4, 2)
-    while definition.distance_to_a_kink(row, to_tokens(ragged_batch(seed, lengths, vary_advantages=varying))) < 3e-5:
+    objective, row = get_objective(name, **chosen), definition.settings(name, chosen)
+    seed, lengths = -1, (3, 1, 4, 2)
+    responses: list[list[Token]] = []
+    while not responses or definition.distance_to_a_kink(row, responses) < 3e-5:
         seed += 1
-    padded = ragged_batch(seed, lengths, vary_advantages=varying)
-    responses = to_tokens(padded)
-    get_objective(name, **chosen)(padded.batch()).loss.backward()
+        padded = ragged_batch(seed, lengths, vary_advantages=varying).selected_by(objective)
+        responses = to_tokens(padded)
+    objective(padded.batch()).loss.backward()
     gradients = padded.gradients()
     for field in DIFFERENTIABLE:
         expected = [definition.derivative(row, responses, t, field) for response in responses for t in response]

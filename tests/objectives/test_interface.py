@@ -9,9 +9,10 @@ import subprocess
 import sys
 from typing import Any
 
+import definition
 import pytest
 import torch
-from objective_cases import LENGTHS, PER_TOKEN, ragged_batch
+from objective_cases import LENGTHS, PER_TOKEN, prepared, ragged_batch
 
 from tepo.objectives import (
     EntropyBonus,
@@ -27,7 +28,8 @@ from tepo.objectives import (
 
 def loss_of(name: str, **overrides: Any) -> float:
     """The loss on one fixed batch that every option has something to do in."""
-    return get_objective(name, **overrides)(ragged_batch(20).batch()).loss.item()
+    objective = get_objective(name, **overrides)
+    return objective(prepared(objective, ragged_batch(20).batch())).loss.item()
 
 
 # Names
@@ -88,6 +90,26 @@ def test_unknown_field_of_a_term_is_an_error_with_the_nearest_and_all_fields() -
         *(("grpo", {"ref_kl": {"estimator": estimator}}) for estimator in ("abs", "k1", "k2", "exact")),
         ("dapo", {"ref_kl": 0.5}),
         ("dapo", {"entropy_bonus": 0.1}),
+        *((name, {"clip_low": 0.01}) for name in ("luspo", "gmpo", "hoelder", "hoelder_token", "cispo")),
+        *((name, {"clip_high": 0.01}) for name in ("luspo", "gmpo", "hoelder", "hoelder_token", "cispo")),
+        ("reinforce_pp", {"dual_clip": 1.05}),
+        *((name, {"p": p}) for name in ("hoelder", "hoelder_token") for p in (-1, 1e-3, 2.0)),
+        *(("dapo", {"ratio": "hoelder", "p": p}) for p in (0, 1)),
+        ("sapo", {"tau": 2.0}),
+        ("sapo", {"tau_negative": 2.0}),
+        *((name, {"aggregate": "sequence_sum"}) for name in ("dapo", "gspo", "gpg")),
+        ("rloo", {"aggregate": "sequence_mean"}),
+        ("clip_cov", {"cov_low": -5.0, "share": 0.5}),
+        ("clip_cov", {"cov_low": -5.0}),
+        ("clip_cov", {"cov_low": -5.0, "cov_high": 1.5, "share": 1.0}),
+        *((name, {"share": 0.5}) for name in ("kl_cov", "forking_tokens")),
+        ("entropy_advantage", {"alpha": 0.1}),
+        ("entropy_advantage", {"kappa": 8.0}),
+        ("aent", {"adaptive_entropy": 0.5}),
+        ("policy_kl", {"policy_kl": 0.5}),
+        ("kl_cov", {"cov_kl": 5.0}),
+        ("dapo", {"adaptive_entropy": {"coefficient": 0.5}}),
+        ("dapo", {"policy_kl": {}}),
     ],
     ids=str,
 )
@@ -95,9 +117,16 @@ def test_each_option_changes_the_loss(name: str, overrides: dict[str, Any]) -> N
     assert loss_of(name, **overrides) != pytest.approx(loss_of(name), rel=1e-9)
 
 
-@pytest.mark.parametrize("option", [{"advantage": "centered"}, {"advantage_epsilon": 0.5}], ids=str)
+@pytest.mark.parametrize(
+    "option",
+    [
+        *({"advantage": kind} for kind in ("centered", "leave_one_out", "informative", "batch")),
+        {"advantage_epsilon": 0.5},
+    ],
+    ids=str,
+)
 def test_each_advantage_option_changes_the_advantages(option: dict[str, Any]) -> None:
-    rewards, groups = torch.tensor([1.0, 0.0, 0.5]), torch.zeros(3)
+    rewards, groups = torch.tensor([1.0, 0.0, 0.75, 0.5, 0.5]), torch.tensor([0, 0, 0, 1, 1])
     plain, changed = get_objective("grpo"), get_objective("grpo", **option)
     assert not torch.allclose(plain.advantages(rewards, groups), changed.advantages(rewards, groups))
 
@@ -148,6 +177,75 @@ def test_order_of_overrides_is_of_no_account() -> None:
 def test_length_normalizer_without_constant_length_is_an_error(name: str) -> None:
     with pytest.raises(ValueError, match=f"objective {name} does not use length_normalizer"):
         get_objective(name, length_normalizer=100)
+
+
+VALUES = {
+    "clip_low": 0.1, "clip_high": 0.1, "dual_clip": 3.0, "p": 0.5, "tau": 2.0, "tau_negative": 2.0, "ratio": "token",
+    "length_normalizer": 100, "share": 0.5, "cov_low": 0.5, "cov_high": 3.0, "alpha": 0.2, "kappa": 3.0, "a1": 2.0,
+    "a2": 0.5,
+}  # fmt: skip
+"""A value that is allowed wherever the option is used, for each option that not every objective has."""
+
+PARTS = {
+    "ratio": "surrogate", "length_normalizer": "aggregate", "share": "selection", "cov_low": "selection",
+    "cov_high": "selection", "alpha": "shaping", "kappa": "shaping", "a1": "advantage", "a2": "advantage",
+}  # fmt: skip
+"""The part of an objective that makes an option useful, where that is not the surrogate alone."""
+
+
+@pytest.mark.parametrize("name", definition.SETTINGS)
+@pytest.mark.parametrize("option", VALUES)
+def test_option_without_use_is_an_error_that_names_the_part(name: str, option: str) -> None:
+    """And one with a use is taken: the list of definition.py, exhausted."""
+    assert VALUES.keys() == definition.OPTIONS_OF_SOME
+    override = {option: VALUES[option]}
+    if not definition.unused(name, override):
+        get_objective(name, **override)
+        return
+    part = PARTS.get(option, "surrogate")
+    present = getattr(get_objective(name), part)
+    kind = type(present).__name__ if present else None
+    with pytest.raises(ValueError, match=f"objective {name} does not use {option}: .*its {part} is {kind}"):
+        get_objective(name, **override)
+
+
+def test_p_goes_with_the_hoelder_ratio_wherever_it_stands() -> None:
+    """To the ratio where that is a power mean, and no longer once it is exchanged."""
+    assert get_objective("dapo", p=2.0, ratio="hoelder") == get_objective("dapo", ratio="hoelder", p=2.0)
+    with pytest.raises(ValueError, match="objective hoelder does not use p: its ratio is SequenceRatio and its surrog"):
+        get_objective("hoelder", p=2.0, ratio="sequence")
+
+
+@pytest.mark.parametrize("name", ["dapo", "gpg"])
+def test_no_ratio_cannot_be_chosen(name: str) -> None:
+    """A clip of a ratio that is always 1 has no gradient; and a score function has no other."""
+    with pytest.raises(ValueError, match="ratio"):
+        get_objective(name, ratio="none")
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "value"),
+    [
+        *((name, "p", value) for name in ("hoelder", "hoelder_token") for value in (math.inf, -math.inf, math.nan)),
+        *((name, "p", value) for name in ("hoelder", "hoelder_token") for value in (None, "1", True)),
+        *(("sapo", tau, value) for tau in ("tau", "tau_negative") for value in (0, 0.0, -1, math.nan, math.inf)),
+        *(("sapo", tau, value) for tau in ("tau", "tau_negative") for value in (None, "1", True)),
+        *((name, "clip_low", value) for name in ("cispo", "hoelder_token", "hoelder") for value in (-0.1, 1.1)),
+        *((name, "clip_high", -0.1) for name in ("cispo", "hoelder_token", "hoelder", "gmpo")),
+        *((name, "clip_low", math.nan) for name in ("cispo", "hoelder_token", "gmpo", "luspo")),
+        *((name, "clip_high", math.nan) for name in ("cispo", "hoelder_token", "gmpo", "luspo")),
+        *((name, "clip_low", None) for name in ("cispo", "hoelder_token", "gmpo")),
+        ("gmpo", "clip_low", -0.1),
+    ],
+)
+def test_value_out_of_range_is_an_error_where_the_option_is_used(name: str, option: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"{option} is {re.escape(repr(value))}"):
+        get_objective(name, **{option: value})
+
+
+def test_bounds_in_log_space_may_be_above_1() -> None:
+    """GMPO's clip is of log-ratios, where 1 is no limit."""
+    assert get_objective("gmpo", clip_low=1.5, clip_high=math.inf) != get_objective("gmpo")
 
 
 def test_length_normalizer_is_unused_once_the_aggregate_is_exchanged() -> None:
@@ -209,6 +307,12 @@ def test_two_terms_of_one_kind_are_an_error() -> None:
         ("grpo", {"ref_kl": {"estimator": "exact"}}, {"exact_kl"}, True, "reference"),
         ("dapo", {}, set(), False, None),
         ("dapo", {"entropy_bonus": 0.1}, {"entropy", "entropy_gradient"}, False, None),
+        ("forking_tokens", {}, {"entropy"}, False, None),
+        ("entropy_advantage", {}, {"entropy"}, False, None),
+        ("aent", {}, {"top_entropy"}, False, None),
+        ("em_ft", {}, {"entropy", "entropy_gradient"}, False, None),
+        ("em_rl_token", {}, {"ref_logp"}, True, None),
+        ("policy_kl", {}, set(), False, None),
     ],
 )
 def test_needs(name: str, overrides: dict[str, Any], needs: set[str], reference: bool, exact: str | None) -> None:
@@ -228,6 +332,9 @@ def needing() -> list[tuple[str, Objective]]:
         ("ref_logp", get_objective("tepo", kl_mask={"target": "reference"})),
         ("exact_kl", get_objective("tepo", kl_mask={"estimator": "exact"})),
         ("entropy_direction", get_objective("tepo", kl_mask={"entropy_test": "first_order"})),
+        ("top_entropy", get_objective("aent")),
+        ("entropy", get_objective("em_ft")),
+        ("entropy", get_objective("entropy_advantage")),
     ]
 
 
@@ -245,7 +352,7 @@ def test_field_that_is_missing_is_named(field: str, objective: Objective) -> Non
 def test_only_what_is_needed_is_read(name: str) -> None:
     """An optional field that `needs` does not name can be left out."""
     objective = get_objective(name)
-    batch = ragged_batch(22).batch()
+    batch = prepared(objective, ragged_batch(22).batch())
     absent: dict[str, Any] = dict.fromkeys(set(PER_TOKEN) - {"logp", "old_logp"} - objective.needs)
     without = dataclasses.replace(batch, **absent)
     assert objective(without).loss.equal(objective(batch).loss)
@@ -286,9 +393,10 @@ def test_output_has_plain_floats_and_detached_tokens() -> None:
         assert not value.requires_grad
 
 
-def test_clip_fraction_counts_the_tokens_that_the_clip_silences() -> None:
+@pytest.mark.parametrize("name", ["dapo", "grpo", "gmpo", "hoelder", "hoelder_token", "reinforce_pp", "luspo", "gspo"])
+def test_clip_fraction_counts_the_tokens_that_the_clip_silences(name: str) -> None:
     padded = ragged_batch(26)
-    out = get_objective("dapo", clip_low=0.1, clip_high=0.1)(padded.batch())
+    out = get_objective(name, clip_low=0.1, clip_high=0.1, ref_kl=None)(padded.batch())
     out.loss.backward()
     silent = padded.gradients()["logp"][padded.mask].eq(0) & out.tokens["advantage"].ne(0)
     assert out.tokens["clipped"].equal(silent)
@@ -296,6 +404,22 @@ def test_clip_fraction_counts_the_tokens_that_the_clip_silences() -> None:
     parts = out.metrics["clip_fraction_positive"] + out.metrics["clip_fraction_negative"]
     assert parts == pytest.approx(out.metrics["clip_fraction"])
     assert 0 < out.metrics["clip_fraction_positive"] < out.metrics["clip_fraction"] < 1
+
+
+def test_clip_fraction_of_cispo_counts_the_tokens_whose_weight_is_bounded() -> None:
+    """They keep a gradient: that of the bound."""
+    padded = ragged_batch(26)
+    out = get_objective("cispo", clip_low=0.1, clip_high=0.1)(padded.batch())
+    out.loss.backward()
+    weight = -padded.gradients()["logp"][padded.mask] * sum(LENGTHS) / out.tokens["advantage"]
+    at_a_bound = torch.isclose(weight, weight.new_tensor(0.9)) | torch.isclose(weight, weight.new_tensor(1.1))
+    assert out.tokens["clipped"].equal(at_a_bound & out.tokens["advantage"].ne(0))
+    assert 0 < out.metrics["clip_fraction_positive"] < out.metrics["clip_fraction"] < 1
+
+
+@pytest.mark.parametrize("name", ["sapo", "gpg", "rloo"])
+def test_without_a_clip_nothing_is_clipped(name: str) -> None:
+    assert get_objective(name)(ragged_batch(26).batch()).metrics["clip_fraction"] == 0
 
 
 # Precision

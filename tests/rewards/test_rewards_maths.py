@@ -135,7 +135,9 @@ def test_a_verdict_has_a_score_from_0_to_1() -> None:
             Verdict(Status.WRONG, score)
 
 
-@pytest.mark.parametrize("response", ["#### 20", "##### 20", "so\n###### 20\n", "first #### 3\nno, #### 20", "#### The answer is 20."])
+@pytest.mark.parametrize(
+    "response", ["#### 20", "##### 20", "so\n###### 20\n", "first #### 3\nno, #### 20", "#### The answer is 20."]
+)
 def test_any_run_of_four_or_more_hashes_marks_the_answer(response: str) -> None:
     """A small model writes five: the fifth was taken for the answer."""
     assert judge_math_here(response, "20").status is Status.CORRECT

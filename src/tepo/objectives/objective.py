@@ -60,6 +60,8 @@ class Objective:
     def __post_init__(self) -> None:
         if len({type(term) for term in self.terms}) < len(self.terms):
             raise ValueError(f"objective {self.name} has two terms of one kind")
+        if self.selection is None and "selected" in self.needs:
+            raise ValueError(f"objective {self.name} has a term for selected tokens (cov_kl) and selects none")
         if len(self._exact_targets) > 1:
             raise ValueError("ref_kl and kl_mask ask for the exact KL to two different targets; one is possible")
 

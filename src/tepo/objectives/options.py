@@ -74,6 +74,11 @@ def get_objective(name: str, **overrides: Any) -> Objective:
         if isinstance(value, Mapping) and value.keys() == {"from", "to", "over"}:
             value = Linear(value["from"], value["to"], value["over"])
         if isinstance(value, Linear):
+            if override in _TERMS and value.at(1) == 0:
+                raise ValueError(
+                    f"{override} runs from 0 to {value.end}; a term with the coefficient 0 is left out, and what it needs "
+                    "with it: start at a small number"
+                )
             _OVERRIDES[override](objective, value.end)  # refused now, and not in the middle of a run
             schedules = (*objective.schedules, (override, value))
             objective = dataclasses.replace(_OVERRIDES[override](objective, value.at(1)), schedules=schedules)
@@ -175,21 +180,27 @@ _PARTS: dict[str, Override] = {
     "ratio": _part("ratio", RATIOS),
     "aggregate": _part("aggregate", AGGREGATES),
 }
-_OVERRIDES: dict[str, Override] = _PARTS | {
-    "clip_low": _field("clip_low", "low", "surrogate"),
-    "clip_high": _field("clip_high", "high", "surrogate"),
-    "dual_clip": _field("dual_clip", "dual", "surrogate"),
-    "p": _field("p", "p", "ratio", "surrogate"),
-    "tau": _field("tau", "tau", "surrogate"),
-    "tau_negative": _field("tau_negative", "tau_negative", "surrogate"),
-    "share": _field("share", "share", "selection"),
-    "cov_low": _field("cov_low", "cov_low", "selection"),
-    "cov_high": _field("cov_high", "cov_high", "selection"),
-    "alpha": _field("alpha", "alpha", "shaping"),
-    "kappa": _field("kappa", "kappa", "shaping"),
-    "a1": _field("a1", "a1", "advantage"),
-    "a2": _field("a2", "a2", "advantage"),
-    "length_normalizer": _field("length_normalizer", "length_normalizer", "aggregate"),
-    "advantage_epsilon": _field("advantage_epsilon", "epsilon", "advantage"),
-    **{kind.name: _term(kind) for kind in (KLMask, ReferenceKL, EntropyBonus, CovarianceKL, AdaptiveEntropy, PolicyKL)},
+_TERMS: dict[str, Override] = {
+    kind.name: _term(kind) for kind in (KLMask, ReferenceKL, EntropyBonus, CovarianceKL, AdaptiveEntropy, PolicyKL)
 }
+_OVERRIDES: dict[str, Override] = (
+    _PARTS
+    | _TERMS
+    | {
+        "clip_low": _field("clip_low", "low", "surrogate"),
+        "clip_high": _field("clip_high", "high", "surrogate"),
+        "dual_clip": _field("dual_clip", "dual", "surrogate"),
+        "p": _field("p", "p", "ratio", "surrogate"),
+        "tau": _field("tau", "tau", "surrogate"),
+        "tau_negative": _field("tau_negative", "tau_negative", "surrogate"),
+        "share": _field("share", "share", "selection"),
+        "cov_low": _field("cov_low", "cov_low", "selection"),
+        "cov_high": _field("cov_high", "cov_high", "selection"),
+        "alpha": _field("alpha", "alpha", "shaping"),
+        "kappa": _field("kappa", "kappa", "shaping"),
+        "a1": _field("a1", "a1", "advantage"),
+        "a2": _field("a2", "a2", "advantage"),
+        "length_normalizer": _field("length_normalizer", "length_normalizer", "aggregate"),
+        "advantage_epsilon": _field("advantage_epsilon", "epsilon", "advantage"),
+    }
+)

@@ -24,6 +24,8 @@ class Linear:
 
     def at(self, rollout: int) -> float:
         """The value in a rollout; the first is 1."""
+        if rollout < 1:
+            raise ValueError(f"rollout {rollout}: the first is 1")
         if rollout >= self.over:
             return self.end
         return self.start + (self.end - self.start) * (rollout - 1) / (self.over - 1)
