@@ -76,8 +76,8 @@ def get_objective(name: str, **overrides: Any) -> Objective:
         if isinstance(value, Linear):
             if override in _TERMS and value.at(1) == 0:
                 raise ValueError(
-                    f"{override} runs from 0 to {value.end}; a term with the coefficient 0 is left out, and what it needs "
-                    "with it: start at a small number"
+                    f"{override} runs from 0 to {value.end}; a term with the coefficient 0 is left out, and what it "
+                    "needs with it: start at a small number"
                 )
             _OVERRIDES[override](objective, value.end)  # refused now, and not in the middle of a run
             schedules = (*objective.schedules, (override, value))
