@@ -43,6 +43,18 @@ def whole_numbers(name: str, labels: Tensor) -> Tensor:
     return whole
 
 
+def _real_tokens(logp: Tensor, mask: Tensor) -> Tensor:
+    """[S, T] bool from a mask of zeros and ones. Raises ValueError for what cannot be one."""
+    if logp.dim() != 2:
+        raise ValueError(f"logp has shape {list(logp.shape)}; [responses, tokens] is wanted")
+    if mask.shape != logp.shape:
+        raise ValueError(f"mask has shape {list(mask.shape)}, logp has {list(logp.shape)}")
+    real = mask.bool()
+    if not torch.equal(real.to(mask.dtype), mask):
+        raise ValueError("mask holds values other than 0 and 1: was another tensor passed in its place?")
+    return real
+
+
 @dataclass(frozen=True)
 class Totals:
     """What the losses of one optimizer step are divided by, over all micro-batches and ranks.
@@ -154,18 +166,11 @@ class TokenBatch:
         rewards, groups: [S], used when advantages is None. The rest: [S, T].
         Raises ValueError for a shape that does not fit, a mask with values other than 0 and 1, rewards without groups.
         """
-        if logp.dim() != 2:
-            raise ValueError(f"logp has shape {list(logp.shape)}; [responses, tokens] is wanted")
-        if mask.shape != logp.shape:
-            raise ValueError(f"mask has shape {list(mask.shape)}, logp has {list(logp.shape)}")
-        real = mask.bool()
-        if not torch.equal(real.to(mask.dtype), mask):
-            raise ValueError("mask holds values other than 0 and 1: was another tensor passed in its place?")
+        real = _real_tokens(logp, mask)
         if advantages is None and rewards is None:
             raise ValueError("give advantages, or rewards and groups")
         if rewards is not None and advantages is None and groups is None:
             raise ValueError("rewards need groups: the label of the prompt that each response answers")
-
         responses = torch.arange(len(logp), device=logp.device)
         if groups is not None and groups.shape != responses.shape:
             raise ValueError(f"groups has shape {list(groups.shape)}, [{len(logp)}] is wanted")
