@@ -93,13 +93,6 @@ class RunFolder:
     def write_responses(self, name: str, records: Iterable[dict[str, Any]]) -> None:
         _write_lines(self.path / "evaluations" / f"{name}.jsonl", records)
 
-    def read_evaluations(self) -> list[dict[str, Any]]:
-        """The evaluations so far, oldest first."""
-        if not self.evaluation.exists():
-            return []
-        evaluations: list[dict[str, Any]] = json.loads(self.evaluation.read_text(encoding="utf-8"))["evaluations"]
-        return evaluations
-
     def write_evaluations(self, evaluations: list[dict[str, Any]]) -> None:
         """eval.json: the newest sampled accuracy at the top, then every evaluation."""
         sampled = evaluations[-1]["sampled"]

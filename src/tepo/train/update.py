@@ -58,6 +58,8 @@ class Updater:
         updates: the same samples by optimizer step. Those of the first one find the policy as it was when it sampled:
         their scores before their own step are the old ones (`_batch`), unless the advantages need them now.
         """
+        if self.objective.exact_kl_target == "old":
+            self.old_head = self.policy.head.frozen()
         if self.objective.advantage.needs:
             self._score_old([sample for sample in samples if sample.in_loss])
             self._set_token_advantages([sample for sample in samples if sample.in_loss])
@@ -94,8 +96,6 @@ class Updater:
 
     def _score_old(self, samples: Sequence[Sample]) -> None:
         keep_hidden = self.objective.exact_kl_target == "old"
-        if keep_hidden:
-            self.old_head = self.policy.head.frozen()
         with self.policy.evaluating():
             for part in self._microbatches(samples):
                 scores = self.policy.score([sample.row for sample in part])
