@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -113,14 +113,8 @@ class Policy:
         Every row must have a token of prompt and one of response. kl_target: head and hidden states [N, D] of another
         policy for the same tokens. The other options: `score_hidden`.
         """
-        ids, attention, predicts = _pad(rows, self.pad_token)
-        ids, attention, predicts = ids.to(self.device), attention.to(self.device), predicts.to(self.device)
         with self.precision():
-            positions = (attention.cumsum(-1) - 1).clamp(min=0)
-            decoder = self.base.get_decoder()
-            states = decoder(input_ids=ids, attention_mask=attention, position_ids=positions, use_cache=False)
-            hidden = states.last_hidden_state[predicts]
-            targets = ids.roll(-1, dims=1)[predicts]
+            hidden, targets = self.hidden_states(rows)
             out: HeadOutput = score_hidden(
                 self.head,
                 hidden,
@@ -133,6 +127,21 @@ class Policy:
                 kl_target=kl_target,
             )
         return TokenScores(**vars(out), hidden=hidden.detach())
+
+    def hidden_states(self, rows: Sequence[Row], decoder: nn.Module | None = None) -> tuple[Tensor, Tensor]:
+        """States [N, D] that predict the N response tokens of `rows`, row after row, and the tokens' ids [N].
+
+        decoder: another decoder of the same shape (a critic's) in the place of the policy's own.
+        """
+        ids, attention, predicts = _pad(rows, self.pad_token)
+        ids, attention, predicts = ids.to(self.device), attention.to(self.device), predicts.to(self.device)
+        states = (decoder or self.base.get_decoder())(
+            input_ids=ids,
+            attention_mask=attention,
+            position_ids=(attention.cumsum(-1) - 1).clamp(min=0),
+            use_cache=False,
+        )
+        return states.last_hidden_state[predicts], ids.roll(-1, dims=1)[predicts]
 
     @contextlib.contextmanager
     def sampling(self) -> Iterator[None]:
