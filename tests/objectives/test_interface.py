@@ -12,7 +12,7 @@ from typing import Any
 import definition
 import pytest
 import torch
-from objective_cases import LENGTHS, PER_TOKEN, prepared, ragged_batch
+from objective_cases import LENGTHS, PER_TOKEN, TOKENWISE, prepared, ragged_batch
 
 from tepo.objectives import (
     EntropyBonus,
@@ -52,8 +52,8 @@ def test_hyphens_and_case_do_not_matter(spelling: str) -> None:
 
 
 def test_unknown_objective_is_an_error_with_the_nearest_and_all_names() -> None:
-    with pytest.raises(ValueError, match=r"unknown objective 'gprpo' \(did you mean 'grpo'\?\).*tepo.*gspo"):
-        get_objective("gprpo")
+    with pytest.raises(ValueError, match=r"unknown objective 'grpoo' \(did you mean 'grpo'\?\).*tepo.*gspo"):
+        get_objective("grpoo")
 
 
 def test_unknown_option_is_an_error_with_the_nearest_and_all_options() -> None:
@@ -110,6 +110,8 @@ def test_unknown_field_of_a_term_is_an_error_with_the_nearest_and_all_fields() -
         ("kl_cov", {"cov_kl": 5.0}),
         ("dapo", {"adaptive_entropy": {"coefficient": 0.5}}),
         ("dapo", {"policy_kl": {}}),
+        *(("skpo", {option: 1e-5}) for option in ("clip_high", "prefix_clip_low", "prefix_clip_high", "prefix_share")),
+        *(("ppo", {"value_loss": value}) for value in (0.5, {"clip": None}, {"clip": 0.01})),
     ],
     ids=str,
 )
@@ -182,15 +184,27 @@ def test_length_normalizer_without_constant_length_is_an_error(name: str) -> Non
 VALUES = {
     "clip_low": 0.1, "clip_high": 0.1, "dual_clip": 3.0, "p": 0.5, "tau": 2.0, "tau_negative": 2.0, "ratio": "token",
     "length_normalizer": 100, "share": 0.5, "cov_low": 0.5, "cov_high": 3.0, "alpha": 0.2, "kappa": 3.0, "a1": 2.0,
-    "a2": 0.5,
+    "a2": 0.5, "gamma": 0.9, "lam": 1.0, "reward_kl": 0.1, "cuts": 2, "gap": 3, "prefix_clip_low": 0.1,
+    "prefix_clip_high": 0.1, "prefix_share": 0.2, "beta": 0.2, "advantage": "centered", "aggregate": "token_mean",
+    "value_loss": 0.5,
 }  # fmt: skip
 """A value that is allowed wherever the option is used, for each option that not every objective has."""
 
 PARTS = {
     "ratio": "surrogate", "length_normalizer": "aggregate", "share": "selection", "cov_low": "selection",
     "cov_high": "selection", "alpha": "shaping", "kappa": "shaping", "a1": "advantage", "a2": "advantage",
+    "gamma": "advantage", "lam": "advantage", "reward_kl": "advantage", "cuts": "advantage", "gap": "advantage",
+    "prefix_share": "aggregate",
 }  # fmt: skip
 """The part of an objective that makes an option useful, where that is not the surrogate alone."""
+
+
+REASONS = {
+    "advantage": "its other parts read what its advantage, ",
+    "aggregate": "is made of pairs",
+    "value_loss": "gives no returns",
+}
+"""Why an option is of no use, where that is not for want of a field."""
 
 
 @pytest.mark.parametrize("name", definition.SETTINGS)
@@ -205,7 +219,8 @@ def test_option_without_use_is_an_error_that_names_the_part(name: str, option: s
     part = PARTS.get(option, "surrogate")
     present = getattr(get_objective(name), part)
     kind = type(present).__name__ if present else None
-    with pytest.raises(ValueError, match=f"objective {name} does not use {option}: .*its {part} is {kind}"):
+    reason = REASONS.get(option, f"its {part} is {kind}")
+    with pytest.raises(ValueError, match=f"objective {name} does not use {option}: .*{reason}"):
         get_objective(name, **override)
 
 
@@ -313,6 +328,13 @@ def test_two_terms_of_one_kind_are_an_error() -> None:
         ("em_ft", {}, {"entropy", "entropy_gradient"}, False, None),
         ("em_rl_token", {}, {"ref_logp"}, True, None),
         ("policy_kl", {}, set(), False, None),
+        ("ppo", {}, {"values", "old_values", "returns"}, False, None),
+        ("ppo", {"value_loss": {"clip": None}}, {"values", "returns"}, False, None),
+        ("ppo", {"reward_kl": 0.1}, {"values", "old_values", "returns"}, True, None),
+        ("prpo", {}, {"ref_logp"}, True, None),
+        ("skpo", {}, {"shared"}, False, None),
+        ("dpo", {}, {"ref_logp"}, True, None),
+        ("orpo", {}, set(), False, None),
     ],
 )
 def test_needs(name: str, overrides: dict[str, Any], needs: set[str], reference: bool, exact: str | None) -> None:
@@ -335,6 +357,9 @@ def needing() -> list[tuple[str, Objective]]:
         ("top_entropy", get_objective("aent")),
         ("entropy", get_objective("em_ft")),
         ("entropy", get_objective("entropy_advantage")),
+        ("values", get_objective("ppo")),
+        ("old_values", get_objective("ppo")),
+        ("shared", get_objective("skpo")),
     ]
 
 
@@ -348,7 +373,7 @@ def test_field_that_is_missing_is_named(field: str, objective: Objective) -> Non
             objective(batch, totals)
 
 
-@pytest.mark.parametrize("name", list_objectives())
+@pytest.mark.parametrize("name", TOKENWISE)
 def test_only_what_is_needed_is_read(name: str) -> None:
     """An optional field that `needs` does not name can be left out."""
     objective = get_objective(name)

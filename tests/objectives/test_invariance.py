@@ -18,6 +18,7 @@ from objective_cases import (
     LENGTHS,
     OVERRIDES,
     PER_TOKEN,
+    TOKENWISE,
     VARIANTS,
     Padded,
     assert_same,
@@ -30,7 +31,8 @@ from torch import Tensor
 
 from tepo.objectives import Objective, TokenBatch, Totals, combine_metrics, get_objective, list_objectives
 
-each_variant = pytest.mark.parametrize("objective", VARIANTS.values(), ids=VARIANTS)
+OF_TOKENS = {label: variant for label, variant in VARIANTS.items() if not variant.surrogate.pairs}
+each_variant = pytest.mark.parametrize("objective", OF_TOKENS.values(), ids=OF_TOKENS)
 
 SPLITS = {
     "two of 4": [[0, 1, 2, 3], [4, 5, 6, 7]],
@@ -128,8 +130,9 @@ def test_two_ranks_give_the_same_sum(objective: Objective) -> None:
     assert_same((losses[0] + losses[1], gradients), loss_and_gradients(objective, padded))
 
 
-REWARDS = torch.tensor([1.0, 0.0, 0.3, 0.3, -1.0, 2.0, 0.0, 1.0], dtype=torch.float64)
-LABELS = torch.tensor([5, 5, 0, 0, -3, -3, 9, 9])
+REWARDS = torch.tensor([1.0, 0.0, 0.3, 0.3, 0.3, 2.0, 0.0, 1.0], dtype=torch.float64)
+LABELS = torch.tensor([5, 5, 5, 0, 0, -3, -3, -3])
+GROUPS = [[0, 1, 2], [3, 4], [5, 6, 7]]
 
 
 def with_rewards(leaves: Padded, rows: list[int]) -> TokenBatch:
@@ -139,7 +142,7 @@ def with_rewards(leaves: Padded, rows: list[int]) -> TokenBatch:
 
 @each_variant
 def test_rewards_of_whole_groups_give_the_same_sum(objective: Objective) -> None:
-    """Bug 1 with advantages made by the objective: groups of 2, in one batch or one group at a time.
+    """Bug 1 with advantages made by the objective: three groups, in one batch or one group at a time.
 
     Where advantages depend on the whole rollout, one group of it is refused.
     """
@@ -159,10 +162,10 @@ def test_rewards_of_whole_groups_give_the_same_sum(objective: Objective) -> None
     parts = given.selected_by(objective)
     if objective.advantage.across_groups:
         with pytest.raises(ValueError, match=r"counts the whole rollout.*2 of its 8 responses"):
-            objective(with_rewards(parts, [0, 1]), totals)
+            objective(with_rewards(parts, [3, 4]), totals)
         return
     parts = parts.fresh()
-    losses = [objective(with_rewards(parts, rows), totals).loss for rows in SPLITS["four of 2"]]
+    losses = [objective(with_rewards(parts, rows), totals).loss for rows in GROUPS]
     sum(losses, torch.zeros(())).backward()
     assert_same((torch.stack(losses).sum().detach(), parts.gradients()), loss_and_gradients(objective, given))
 
@@ -181,7 +184,7 @@ def test_rows_whose_advantages_depend_on_the_whole_rollout_say_so(name: str) -> 
         assert objective.advantages(rewards, groups, whole.lengths)[whole.sequence[:6]].equal(beside)
         alone, beside = objective.advantages(rewards[:3], groups[:3]), objective.advantages(rewards, groups)[:3]
     assert objective.advantage.across_groups == (not torch.allclose(alone, beside, rtol=1e-12, atol=0))
-    assert objective.advantage.across_groups == (name in ("gpg", "reinforce_pp", "reinforce_pp_baseline"))
+    assert objective.advantage.across_groups == (name in ("gpg", "reinforce_pp", "reinforce_pp_baseline", "ppo"))
 
 
 @each_variant
@@ -206,7 +209,10 @@ def test_padding_is_never_read(objective: Objective) -> None:
     expected_metrics = objective(prepared(objective, clean.batch())).metrics
     for poison in (math.nan, math.inf, -math.inf, 1e30):
         poisoned = clean.fresh(
-            **{name: torch.where(clean.mask, value, poison) for name, value in clean.tokens.items()},
+            **{
+                name: torch.where(clean.mask, value, True if value.dtype == torch.bool else poison)
+                for name, value in clean.tokens.items()
+            },
             advantages=torch.where(clean.mask, clean.advantages[:, None], poison),
         )
         loss, gradients = loss_and_gradients(objective, poisoned)
@@ -288,13 +294,17 @@ def test_groups_with_zero_advantage_can_be_left_out_exactly(objective: Objective
 def test_equal_rewards_give_exactly_nothing(objective: Objective, dtype: torch.dtype) -> None:
     """Bug 8: rewards [.1]*8 give the advantage 0 exactly, and no gradient from the surrogate.
 
-    Where advantages are made of old values too, those of all responses are equal.
+    Where advantages are made of other values too, those of all responses are equal, and those of a process reward
+    model neither good nor bad. Those that are not relative to a group are nothing of the kind.
     """
     padded = ragged_batch(11, dtype=dtype)
     rewards, groups = torch.full((8,), 0.1, dtype=dtype), torch.zeros(8, dtype=torch.long)
-    if objective.advantage.needs:
+    if not objective.advantage.relative_to_group and objective.advantage.needs:
+        advantages = torch.zeros(8, dtype=dtype)
+    elif objective.advantage.needs:
         even = ragged_batch(11, lengths=(7,) * 8, dtype=dtype)
         alike = {name: even.tokens[name][:1].expand(8, 7) for name in objective.advantage.needs}
+        alike |= {"process_reward": torch.full((8, 7), 0.5, dtype=dtype)}
         made = dataclasses.replace(even.fresh(**alike).batch(), advantages=None, rewards=rewards, group=groups)
         advantages = objective.token_advantages(made).reshape(8, 7)[:, 0]
         assert objective.token_advantages(made).eq(0).all()
@@ -363,7 +373,8 @@ def test_ratio_is_one_before_the_first_step_and_not_after(objective: Objective) 
         return TokenBatch.from_padded(
             logp, old_logp, torch.ones(4, 5), advantages=torch.tensor([1.0, -1.0, 0.5, -0.5]), entropy=entropy,
             old_entropy=old_entropy, ref_logp=old_logp - 0.1, exact_kl=logp - old_logp, entropy_direction=entropy,
-            top_entropy=top_entropy,
+            top_entropy=top_entropy, values=entropy, old_values=old_entropy, returns=old_entropy + 1,
+            shared=torch.tensor([False, True]).repeat_interleave(2)[:, None].expand(4, 5),
         )  # fmt: skip
 
     first = objective(prepared(objective, batch()))
@@ -383,7 +394,7 @@ def test_ratio_is_one_before_the_first_step_and_not_after(objective: Objective) 
     assert (second.metrics["log_ratio_max"] > 0) == has_ratio
 
 
-@pytest.mark.parametrize("name", list_objectives())
+@pytest.mark.parametrize("name", TOKENWISE)
 def test_old_log_probs_that_are_the_current_ones_do_not_cancel_the_gradient(name: str) -> None:
     """Bug 14's cousin: from_padded(logp, logp, ...) has a gradient, since old log-probs are constants.
 

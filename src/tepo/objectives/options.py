@@ -87,6 +87,10 @@ def get_objective(name: str, **overrides: Any) -> Objective:
             objective = _OVERRIDES[override](objective, value)
     if "old_values" in objective.advantage.needs and "values" not in objective.needs:
         raise ValueError(f"objective {key} needs value_loss: nothing else trains the values that its advantage reads")
+    if "returns" in objective.needs and "old_values" not in objective.advantage.needs:
+        raise ValueError(
+            f"objective {key} does not use value_loss: its advantage, {objective.advantage.name}, gives no returns"
+        )
     if not overrides:
         return objective
     # Equal whatever the order in which terms were added.
