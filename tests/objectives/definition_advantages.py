@@ -72,7 +72,7 @@ def gae(
     """Advantages and returns of each response from the rewards of its tokens, as the sum that defines them (GAE)."""
     advantages = []
     for r, v in zip(rewards, values, strict=True):
-        after = [*v[1:], 0.0]
+        after = [*v, 0.0][1:]
         delta = [reward + gamma * following - value for reward, following, value in zip(r, after, v, strict=True)]
         sums = [sum((gamma * lam) ** (k - t) * delta[k] for k in range(t, len(delta))) for t in range(len(delta))]
         advantages.append(sums)

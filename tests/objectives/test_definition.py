@@ -168,9 +168,7 @@ def overrides(draw: st.DrawFn) -> dict[str, Any]:
 @given(
     name=st.sampled_from(list(definition.SETTINGS)), chosen=overrides(), responses=token_lists(), size=st.integers(2, 4)
 )
-def test_loss_equals_the_definition(
-    name: str, chosen: dict[str, Any], responses: list[list[Token]], size: int
-) -> None:
+def test_loss_equals_the_definition(name: str, chosen: dict[str, Any], responses: list[list[Token]], size: int) -> None:
     """Any objective with any overrides on any ragged batch: loss of the loop over tokens.
 
     Those that it has no use for are refused, and left out.
