@@ -33,7 +33,8 @@ NO_DUAL_CLIP = 1e9
 class Step:
     """The padded tensors of one optimizer step, or of a part of it: [S, T]; rewards and groups [S].
 
-    advantages: [S], or [S, T] when they vary inside a response. What stands in the padding is noise.
+    advantages: [S], or [S, T] when they vary inside a response. shared: the last response of a group stands for a
+    prefix that the others share. What stands in the padding is noise.
     """
 
     logp: Tensor
@@ -44,6 +45,10 @@ class Step:
     advantages: Tensor
     rewards: Tensor
     groups: Tensor
+    values: Tensor
+    old_values: Tensor
+    returns: Tensor
+    shared: Tensor
 
     def rows(self, index: slice) -> Step:
         """Some responses; gradients flow back into the whole."""
@@ -58,6 +63,26 @@ class Step:
         last = (self.mask.cumsum(-1) == self.mask.sum(-1, keepdim=True)) & self.mask.bool()
         return self.rewards[:, None] * last
 
+    def in_pairs(self) -> Step:
+        """+1 for the response of a group with the highest reward, -1 for that with the lowest; log-probs below 0."""
+        advantages = torch.zeros_like(self.rewards)
+        for group in self.groups.unique():
+            rows = torch.nonzero(self.groups == group).flatten()
+            advantages[rows[self.rewards[rows].argmax()]] = 1
+            advantages[rows[self.rewards[rows].argmin()]] = -1
+        logp = (-self.logp.detach().abs() - 0.01).requires_grad_()
+        return dataclasses.replace(self, advantages=advantages, logp=logp)
+
+    def pairs(self) -> list[tuple[int, int]]:
+        """The rows of the chosen and of the rejected response of each group (after `in_pairs`)."""
+        chosen, rejected = (torch.nonzero(self.advantages == sign).flatten() for sign in (1, -1))
+        partner = {int(self.groups[row]): int(row) for row in rejected}
+        return [(int(row), partner[int(self.groups[row])]) for row in chosen]
+
+    def rollout(self) -> TokenBatch:
+        """For our advantages: rewards in the advantages' place."""
+        return dataclasses.replace(self.batch(), advantages=None, returns=None, rewards=self.rewards)
+
     def batch(self) -> TokenBatch:
         """The same for our objectives."""
         return TokenBatch.from_padded(
@@ -69,6 +94,10 @@ class Step:
             entropy=self.entropy,
             old_entropy=self.entropy.detach(),
             ref_logp=self.ref_logp,
+            values=self.values,
+            old_values=self.old_values,
+            returns=self.returns,
+            shared=self.shared,
         )
 
 
@@ -82,7 +111,7 @@ class Window:
 
 
 Loss = Callable[[Step, Window], Tensor]
-"""(a part of a step, the counts of the whole) -> its share of the loss, attached to the part's logp and entropy."""
+"""(a part of a step, the counts of the whole) -> its share of the loss, attached to the part's logp, entropy and values."""
 
 Advantages = Callable[[Step], Tensor]
 """A step -> advantages [S, T], 0 in the padding."""
@@ -108,7 +137,7 @@ def random_step(seed: int, drift: float, vary_advantages: bool = False, empty_re
     logp = old_logp + drift * (normal() + 2 * normal(responses, 1))
     advantages = normal() if vary_advantages else normal(responses)
     advantages[responses // 2] = 0.0
-    return Step(
+    step = Step(
         logp=logp.requires_grad_(),
         old_logp=old_logp,
         ref_logp=logp.detach() + 0.3 * normal(),
@@ -118,7 +147,12 @@ def random_step(seed: int, drift: float, vary_advantages: bool = False, empty_re
         advantages=advantages,
         rewards=normal(responses),
         groups=torch.arange(responses) // GROUP_SIZE,
+        values=normal().requires_grad_(),
+        old_values=normal(),
+        returns=normal(),
+        shared=(torch.arange(responses) % GROUP_SIZE == GROUP_SIZE - 1)[:, None].expand(responses, width),
     )
+    return dataclasses.replace(step, old_values=step.values.detach() + drift * step.old_values)
 
 
 def window(step: Step, parts: int) -> Window:
@@ -253,6 +287,80 @@ def trl_advantages(trainer: tuple[str, str] = GRPO, **settings: Any) -> Advantag
     return advantages
 
 
+def bare_trainer(module: str, name: str, **settings: Any) -> Any:
+    """A TRL trainer on which no constructor ran, with the fields of its config, which keeps its defaults."""
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+    found = importlib.import_module(module)
+    config = getattr(found, f"{name}Config")(
+        output_dir="unused", use_cpu=True, bf16=False, report_to="none", **settings
+    )
+    self: Any = object.__new__(getattr(found, f"{name}Trainer"))
+    for field in dataclasses.fields(config):
+        setattr(self, field.name, getattr(config, field.name))
+    self.args, self.accelerator, self.aux_loss_enabled = config, one_process(), False
+    return self
+
+
+def trl_dpo(beta: float) -> Loss:
+    """`_compute_loss` of DPOTrainer on the pairs of a step, whose prompts are one token long."""
+
+    def loss(part: Step, whole: Window) -> Tensor:
+        self = bare_trainer("trl.trainer.dpo_trainer", "DPO", beta=beta)
+        rows = torch.tensor(part.pairs()).T.flatten()
+        mask = part.mask[rows]
+
+        def model(log_probs: Tensor) -> Any:
+            """What the fused head gives: log-probs, 0 where there is no label; the rest is for metrics."""
+            noted = {name: torch.zeros_like(mask).double() for name in ("entropy", "mean_logits")}
+            given = types.SimpleNamespace(log_probs=log_probs[rows] * mask, is_top1=mask.bool(), **noted)
+            return lambda **kwargs: given
+
+        self.model = types.SimpleNamespace(training=True, is_gradient_checkpointing=False)
+        self.ref_model, self.precompute_ref_logps = model(part.ref_logp), False
+        self.loss_types, self.loss_weights = ["sigmoid"], [1.0]
+        self._metrics = defaultdict(lambda: defaultdict(list))
+        self._total_train_tokens, self._tp_size = 0, 1
+        completion = torch.nn.functional.pad(mask, (1, 0))
+        inputs = {
+            "input_ids": torch.zeros_like(completion),
+            "attention_mask": torch.nn.functional.pad(mask, (1, 0), value=1),
+            "completion_mask": completion,
+        }
+        value: Tensor = self._compute_loss(model(part.logp), inputs, False)
+        return value
+
+    return loss
+
+
+def trl_orpo(beta: float) -> Loss:
+    """`get_batch_loss_metrics` of ORPOTrainer, one pair at a time.
+
+    Its NLL is a mean over the tokens of a batch, those of prompts among them: a batch of one pair with a prompt of one
+    token, which nothing predicts, has the mean over the chosen response. Two words stand in for a vocabulary.
+    """
+
+    def loss(part: Step, whole: Window) -> Tensor:
+        self = bare_trainer("trl.experimental.orpo.orpo_trainer", "ORPO", beta=beta)
+        self.is_encoder_decoder, self.padding_value = False, 0
+        losses = []
+        for rows in part.pairs():
+            index = torch.tensor(rows)
+            mask, logp = part.mask[index], part.logp[index]
+            logits = torch.stack([logp, torch.log(-torch.expm1(logp))], -1)
+            output = types.SimpleNamespace(logits=torch.nn.functional.pad(logits, (0, 0, 0, 1)))
+            attention = torch.nn.functional.pad(mask, (1, 0), value=1)
+            labels = torch.where(torch.nn.functional.pad(mask, (1, 0)).bool(), 0, -100)
+            batch = {}
+            for i, side in enumerate(("chosen", "rejected")):
+                batch[f"{side}_input_ids"] = torch.zeros_like(attention[[i]])
+                batch[f"{side}_attention_mask"], batch[f"{side}_labels"] = attention[[i]], labels[[i]]
+            value, _ = self.get_batch_loss_metrics(lambda *args, given=output, **kwargs: given, batch)
+            losses.append(value)
+        return torch.stack(losses).mean()
+
+    return loss
+
+
 # --------------------------------------------------------------------------------------------------------------- verl
 
 
@@ -281,9 +389,10 @@ def verl(
     kl: tuple[float, str] | None = None,
     entropy: float = 0.0,
     policy: dict[str, float] | None = None,
+    value_clip: float | None = None,
     **settings: Any,
 ) -> Loss:
-    """A policy loss of verl's registry, plus coefficient * KL to the reference, minus entropy * bonus.
+    """A policy loss of verl's registry, plus coefficient * KL to the reference, minus entropy * bonus, plus the critic's.
 
     length: its `loss_scale_factor`. policy: fields of its PolicyLossConfig. settings: of its ActorConfig.
     """
@@ -322,6 +431,9 @@ def verl(
             coefficient, estimator = kl
             tokens = core.kl_penalty(part.logp, part.ref_logp, estimator)
             value = value + coefficient * core.agg_loss(tokens, mask, aggregate, **scale)
+        if value_clip is not None:
+            critics = (part.values, part.returns, part.old_values, mask, value_clip, aggregate)
+            value = value + core.compute_value_loss(*critics, **scale)[0]
         return value
 
     return loss
@@ -342,3 +454,20 @@ def verl_advantages(estimator: str, **settings: Any) -> Advantages:
         return found
 
     return advantages
+
+
+def verl_gae(step: Step, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
+    """Advantages and returns [S, T] of verl's GAE, 0 in the padding."""
+    found: tuple[Tensor, Tensor] = verl_core().get_adv_estimator_fn("gae")(
+        token_level_rewards=step.token_rewards(),
+        values=step.old_values,
+        response_mask=step.mask.double(),
+        gamma=gamma,
+        lam=lam,
+    )
+    return found[0] * step.mask, found[1] * step.mask
+
+
+def verl_gae_advantages(gamma: float, lam: float) -> Advantages:
+    """The advantages alone."""
+    return lambda step: verl_gae(step, gamma, lam)[0]
