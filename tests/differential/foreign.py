@@ -111,7 +111,7 @@ class Window:
 
 
 Loss = Callable[[Step, Window], Tensor]
-"""(a part of a step, the counts of the whole) -> its share of the loss, attached to the part's logp, entropy and values."""
+"""(a part of a step, the counts of the whole) -> its share of the loss, with a gradient in logp, entropy and values."""
 
 Advantages = Callable[[Step], Tensor]
 """A step -> advantages [S, T], 0 in the padding."""
