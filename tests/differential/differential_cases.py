@@ -10,23 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 import torch
-from foreign import (
-    GMPO,
-    GRPO,
-    NO_DUAL_CLIP,
-    RLOO,
-    Advantages,
-    Loss,
-    Step,
-    Window,
-    trl,
-    trl_advantages,
-    trl_dpo,
-    trl_orpo,
-    verl,
-    verl_advantages,
-    verl_gae_advantages,
-)
+from foreign import Advantages, Loss, Step, Window
+from foreign_trl import GMPO, GRPO, RLOO, trl, trl_advantages, trl_dpo, trl_orpo
+from foreign_verl import NO_DUAL_CLIP, verl, verl_advantages, verl_gae_advantages
 from torch import Tensor
 
 PENDING: frozenset[str] = frozenset()

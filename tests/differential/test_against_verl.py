@@ -22,7 +22,8 @@ from differential_comparison import (
     largest_error,
     our_result,
 )
-from foreign import random_step, verl, verl_advantages, verl_core, verl_gae
+from foreign import random_step
+from foreign_verl import verl, verl_advantages, verl_core, verl_gae
 
 from tepo.objectives import get_objective
 from tepo.objectives.aggregates import Aggregate, ConstantLength, SequenceMean, SequenceSum, TokenMean

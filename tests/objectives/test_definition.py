@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import definition
+import definition_settings
 import pytest
 import torch
-from definition import Token
+from definition_settings import Token
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -21,7 +22,7 @@ ESTIMATORS = ["abs", "k1", "k2", "k3", "exact"]
 
 
 def test_every_objective_has_a_definition() -> None:
-    assert list(definition.SETTINGS) == list_objectives()
+    assert list(definition_settings.SETTINGS) == list_objectives()
 
 
 def to_padded(responses: list[list[Token]], groups: list[int] | None = None) -> Padded:
@@ -166,19 +167,22 @@ def overrides(draw: st.DrawFn) -> dict[str, Any]:
 
 @hypothesis_settings(max_examples=800, deadline=None)
 @given(
-    name=st.sampled_from(list(definition.SETTINGS)), chosen=overrides(), responses=token_lists(), size=st.integers(2, 4)
+    name=st.sampled_from(list(definition_settings.SETTINGS)),
+    chosen=overrides(),
+    responses=token_lists(),
+    size=st.integers(2, 4),
 )
 def test_loss_equals_the_definition(name: str, chosen: dict[str, Any], responses: list[list[Token]], size: int) -> None:
     """Any objective with any overrides on any ragged batch: loss of the loop over tokens.
 
     Those that it has no use for are refused, and left out.
     """
-    unused = definition.unused(name, chosen)
+    unused = definition_settings.unused(name, chosen)
     if unused:
         with pytest.raises(ValueError, match=f"objective {name} does not use ({'|'.join(unused)}): its "):
             get_objective(name, **chosen)
         chosen = {option: value for option, value in chosen.items() if option not in unused}
-    objective, row = get_objective(name, **chosen), definition.settings(name, chosen)
+    objective, row = get_objective(name, **chosen), definition_settings.settings(name, chosen)
     groups = as_pairs(responses, size) if objective.surrogate.pairs else None
     padded = to_padded(responses, groups).selected_by(objective)
     responses = to_tokens(padded)
@@ -227,9 +231,9 @@ def gradient_cases() -> list[Any]:
     """Every objective with those of the overrides that it has a use for."""
     return [
         pytest.param(name, chosen, id=f"{name}-{chosen}")
-        for name in definition.SETTINGS
+        for name in definition_settings.SETTINGS
         for chosen in GRADIENT_OVERRIDES
-        if not definition.unused(name, chosen)
+        if not definition_settings.unused(name, chosen)
     ]
 
 
@@ -237,7 +241,7 @@ def gradient_cases() -> list[Any]:
 @pytest.mark.parametrize("varying", [False, True], ids=["", "advantages vary"])
 def test_gradient_equals_finite_differences_of_the_definition(name: str, chosen: dict[str, Any], varying: bool) -> None:
     """Central differences of the loop in logp, entropy and exact KL, away from clip boundaries and corners of |.|."""
-    objective, row = get_objective(name, **chosen), definition.settings(name, chosen)
+    objective, row = get_objective(name, **chosen), definition_settings.settings(name, chosen)
     seed, lengths = -1, (3, 1, 4, 2)
     responses: list[list[Token]] = []
     while not responses or definition.distance_to_a_kink(row, responses) < 3e-5:

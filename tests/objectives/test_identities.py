@@ -6,7 +6,7 @@ import dataclasses
 import math
 from typing import Any
 
-import definition
+import definition_settings
 import pytest
 import torch
 from objective_cases import LENGTHS, TOKENWISE, Padded, assert_same, loss_and_gradients, ragged_batch
@@ -17,7 +17,7 @@ from tepo.objectives.surrogates import Unclipped
 
 UNBOUNDED = {"clip_low": 1.0, "clip_high": math.inf}
 LENGTH_OF = torch.tensor(LENGTHS, dtype=torch.float64)
-SCORE_FUNCTIONS = [name for name, row in definition.SETTINGS.items() if row.surrogate == "score"]
+SCORE_FUNCTIONS = [name for name, row in definition_settings.SETTINGS.items() if row.surrogate == "score"]
 
 
 def both(name: str, padded: Padded, **overrides: Any) -> tuple[Tensor, dict[str, Tensor]]:
@@ -188,7 +188,7 @@ def test_at_the_old_policy_every_gradient_is_the_policy_gradient(name: str) -> N
         "sequence_sum": torch.full((8,), 1 / 8, dtype=torch.float64),
         "constant_length": torch.full((8,), 1 / (8 * 3000), dtype=torch.float64),
         "level_mean": torch.tensor([0.5 / (10 if i in (2, 7) else 25) for i in range(8)], dtype=torch.float64),
-    }[definition.SETTINGS[name].aggregate]
+    }[definition_settings.SETTINGS[name].aggregate]
     advantages = padded.advantages[:, None].expand_as(padded.mask)
     if objective.shaping is not None:
         bonus = torch.minimum(0.4 * padded.tokens["entropy"].detach(), advantages.abs() / 2)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from typing import Any
 
-import definition
+import definition_settings
 import pytest
 import torch
 from objective_cases import LENGTHS, PER_TOKEN, TOKENWISE, prepared, ragged_batch
@@ -207,13 +207,13 @@ REASONS = {
 """Why an option is of no use, where that is not for want of a field."""
 
 
-@pytest.mark.parametrize("name", definition.SETTINGS)
+@pytest.mark.parametrize("name", definition_settings.SETTINGS)
 @pytest.mark.parametrize("option", VALUES)
 def test_option_without_use_is_an_error_that_names_the_part(name: str, option: str) -> None:
     """And one with a use is taken: the list of definition.py, exhausted."""
-    assert VALUES.keys() == definition.OPTIONS_OF_SOME
+    assert VALUES.keys() == definition_settings.OPTIONS_OF_SOME
     override = {option: VALUES[option]}
-    if not definition.unused(name, override):
+    if not definition_settings.unused(name, override):
         get_objective(name, **override)
         return
     part = PARTS.get(option, "surrogate")

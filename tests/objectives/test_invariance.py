@@ -10,7 +10,7 @@ import functools
 import math
 import operator
 
-import definition
+import definition_settings
 import pytest
 import torch
 from objective_cases import (
@@ -44,10 +44,10 @@ SPLITS = {
 EIGHT = list(range(8))
 
 
-@pytest.mark.parametrize("name", definition.SETTINGS)
+@pytest.mark.parametrize("name", definition_settings.SETTINGS)
 def test_rows_take_every_override_that_they_have_a_use_for(name: str) -> None:
     """So that none of the combinations below goes untested because an objective refuses it by mistake."""
-    taken = {label for label, overrides in OVERRIDES.items() if not definition.unused(name, overrides)}
+    taken = {label for label, overrides in OVERRIDES.items() if not definition_settings.unused(name, overrides)}
     assert {label for label in OVERRIDES if f"{name}-{label}" in VARIANTS} == taken
 
 
@@ -72,7 +72,7 @@ def test_batches_of_these_tests_hold_clipped_and_unclipped_tokens_of_both_signs(
     out = objective(batch)
     signs, clipped = out.tokens["advantage"].sign().int().tolist(), out.tokens["clipped"].tolist()
     assert set(zip(signs, clipped, strict=True)) == {(1, False), (1, True), (-1, False), (-1, True), (0, False)}
-    if objective.ratio.name == "token" and "dual_clip" not in definition.unused(name, {"dual_clip": 1.1}):
+    if objective.ratio.name == "token" and "dual_clip" not in definition_settings.unused(name, {"dual_clip": 1.1}):
         assert get_objective(name, dual_clip=1.1)(batch).loss != out.loss
 
 
@@ -170,7 +170,7 @@ def test_rewards_of_whole_groups_give_the_same_sum(objective: Objective) -> None
     assert_same((torch.stack(losses).sum().detach(), parts.gradients()), loss_and_gradients(objective, given))
 
 
-@pytest.mark.parametrize("name", definition.SETTINGS)
+@pytest.mark.parametrize("name", definition_settings.SETTINGS)
 def test_rows_whose_advantages_depend_on_the_whole_rollout_say_so(name: str) -> None:
     """`across_groups` is what the refusal above goes by: another group, other advantages of the first."""
     objective = get_objective(name)

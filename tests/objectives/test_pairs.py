@@ -41,7 +41,7 @@ def pair(logp: list[list[float]], ref: list[list[float]], advantages: list[float
 
 
 def test_dpo_of_the_specification() -> None:
-    """beta .1, margin 3: .554355; the gradient is beta sigmoid(-.3) at each token, up for one side, down for the other."""
+    """beta .1, margin 3: .554355; the gradient is beta sigmoid(-.3) at each token, of either sign."""
     batch = pair([[-1.0, -1.0], [-3.0]], [[-2.0, -2.0], [-2.0]], [1.0, -1.0], [0, 0])
     out = get_objective("dpo")(batch)
     (gradient,) = torch.autograd.grad(out.loss, batch.logp)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from typing import Any
 
@@ -50,7 +51,7 @@ def test_segments_are_apart_few_and_cut_where_nothing_higher_was_possible(
     starts = SegmentAdvantage(cuts, gap).segments(torch.tensor(entropy))
     assert starts[0] == 0
     assert len(starts) <= cuts + 1
-    assert all(later - start >= gap for start, later in zip(starts, starts[1:], strict=False))
+    assert all(later - start >= gap for start, later in itertools.pairwise(starts))
     free = [i for i in range(len(entropy)) if all(abs(i - start) >= gap for start in starts)]
     assert len(starts) == cuts + 1 or not free
     lowest = min((entropy[start] for start in starts[1:]), default=math.inf)
@@ -80,7 +81,9 @@ def test_advantages_of_segments() -> None:
     rewards, rows = [1.0, -1.0], [[1.0, 1.0, 0.5], [0.25, 0.0]]
     made = get_objective("prpo").token_advantages(batch_of(rewards, rows))
     assert made.tolist() == pytest.approx([3.449490, 3.449490, 1.0, -2.224745, -3.449490], abs=1e-6)
-    assert made.tolist() == pytest.approx(sum(definition_advantages.prpo(rewards, rows), []), rel=1e-12)
+    assert made.tolist() == pytest.approx(
+        [a for row in definition_advantages.prpo(rewards, rows) for a in row], rel=1e-12
+    )
 
 
 def test_equal_outcomes_leave_the_process_alone() -> None:

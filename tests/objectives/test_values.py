@@ -82,10 +82,11 @@ def test_advantages_and_returns_equal_the_definition(
     advantage = objective.advantage
     assert isinstance(advantage, GAEAdvantage)
     for got, wanted in ((advantage.estimate(batch), expected), (advantage.returns(batch), returns)):
-        assert [v for row in rows_of(batch, got) for v in row] == pytest.approx(sum(wanted, []), rel=1e-9, abs=1e-9)
-    flat = sum(expected, [])
+        for row, in_python in zip(rows_of(batch, got), wanted, strict=True):
+            assert row == pytest.approx(in_python, rel=1e-9, abs=1e-9)
+    flat = [value for row in expected for value in row]
     if max(flat) - min(flat) > 1e-6:
-        whitened = sum(definition_advantages.whitened(expected), [])
+        whitened = [value for row in definition_advantages.whitened(expected) for value in row]
         assert objective.token_advantages(batch).tolist() == pytest.approx(whitened, rel=1e-8, abs=1e-8)
     rows = list(range(len(values)))
     order.shuffle(rows)
