@@ -1,7 +1,7 @@
 """SKPO (2604.08690): responses that share their beginning; one credit for it, another for how they go on.
 
-Every group holds one row more than responses: the prefix alone, its tokens marked as `shared`. The responses of the
-group are the tokens after it.
+The tokens of the prefix are marked as `shared`. They stand in one row of a group and in no other: before the tokens of
+one of its responses, or in a row of their own, which is no response.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from tepo.objectives.surrogates import Clip, ClippedWeight, Surrogate, Surrogate
 class SharedPrefixAdvantage(Advantage):
     """For the responses of a group its standardized advantages; for their prefix mean R - baseline (SKPO).
 
-    mean R is that of the responses, whatever the row of the prefix has for a reward; the baseline is what responses to
-    the prompt earned in earlier rollouts (TokenBatch.baseline). epsilon: see StandardizedAdvantage.
+    mean R is that of the responses, whatever a row of the prefix alone has for a reward; the baseline is what responses
+    to the prompt earned in earlier rollouts (TokenBatch.baseline). epsilon: see StandardizedAdvantage.
     """
 
     name: ClassVar[str] = "shared_prefix"
@@ -43,8 +43,8 @@ class SharedPrefixAdvantage(Advantage):
                 "the advantage 'shared_prefix' reads rewards, shared and baseline, which are not all there"
             )
         check_rewards(batch.rewards, batch.group)
-        prefix = torch.zeros_like(batch.group, dtype=torch.bool)
-        prefix[batch.sequence[batch.shared]] = True
+        own = torch.bincount(batch.sequence[~batch.shared], minlength=batch.num_sequences)
+        prefix = (batch.lengths > 0) & (own == 0)
         rewards, groups = batch.rewards[~prefix], batch.group[~prefix]
         if alone := set(batch.group.tolist()) - set(groups.tolist()):
             raise ValueError(f"groups {sorted(alone)} have a shared prefix and no response that goes on from it")
