@@ -123,6 +123,24 @@ def test_a_prefix_gets_the_mean_of_its_responses_less_the_baseline(own: float) -
     assert made.tolist() == pytest.approx([1 / 3 - 0.25] * 2 + [high] * 3 + [low] * 3, rel=1e-12)
 
 
+def test_a_prefix_may_stand_before_one_of_its_responses() -> None:
+    """Then that row is a response, and its reward counts: 1, 0, 0 as above."""
+    rows, baseline = [[0.0] * 5, [0.0], [0.0] * 2], [[0.25] * 5, [0.25], [0.25] * 2]
+    shared = [[1.0, 1.0, 0.0, 0.0, 0.0], [0.0], [0.0] * 2]
+    made = get_objective("skpo").token_advantages(batch_of([1.0, 0.0, 0.0], rows, shared=shared, baseline=baseline))
+    alone = batch_of([7.0, 1.0, 0.0, 0.0], ROWS, shared=SHARED, baseline=BASELINE)
+    assert made.equal(get_objective("skpo").token_advantages(alone))
+
+
+def test_a_response_without_a_token_is_a_response_still() -> None:
+    """Cut off right after the prefix: 1, 0 and 0, of which the last has no token."""
+    rows, shared, baseline = [*ROWS[:3], []], [*SHARED[:3], []], [*BASELINE[:3], []]
+    made = get_objective("skpo").token_advantages(
+        batch_of([9.0, 1.0, 0.0, 0.0], rows, shared=shared, baseline=baseline)
+    )
+    assert made[:2].tolist() == pytest.approx([1 / 3 - 0.25] * 2, rel=1e-12)
+
+
 def test_groups_have_prefixes_of_their_own_and_may_have_none() -> None:
     rows = [*ROWS, [0.0], [0.0], [0.0] * 2, [0.0], [0.0]]
     shared = [*SHARED, [0.0], [0.0], [1.0] * 2, [0.0], [0.0]]
