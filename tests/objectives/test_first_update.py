@@ -1,4 +1,4 @@
-"""What holds of every objective at the first update, where all ratios are 1, and after it; and of a bonus and a divisor.
+"""What holds of every objective at the first update, where all ratios are 1, and after it; of a bonus and a divisor.
 
 Numbers of bugs are those of the specification's list "What real implementations got wrong".
 """
