@@ -163,15 +163,17 @@ def unused(name: str, overrides: dict[str, Any]) -> set[str]:
         used |= OPTIONS_OF_ADVANTAGES.get(name, set())
     if name not in OWN_ADVANTAGE:
         used.add("advantage")
+    aggregate = row.aggregate
     if row.surrogate not in PAIRS:
         used.add("aggregate")
+        aggregate = overrides.get("aggregate", aggregate)
     if row.ratio != "none":
         used.add("ratio")
         if overrides.get("ratio", row.ratio) == "hoelder":
             used.add("p")
-    if overrides.get("aggregate", row.aggregate) == "constant_length":
+    if aggregate == "constant_length":
         used.add("length_normalizer")
-    if overrides.get("aggregate", row.aggregate) == "level_mean":
+    if aggregate == "level_mean":
         used.add("prefix_share")
     return (overrides.keys() & OPTIONS_OF_SOME) - used
 
