@@ -91,7 +91,7 @@ class ObjectiveTrainer(GRPOTrainer):  # type: ignore[misc, unused-ignore]
     # What TRL generates, with the advantages of the objective and the entropies of the policy that sampled.
 
     def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any:
-        if self._scored is None:
+        if self._scored is None or model is self.ref_model:
             return super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
         found = super()._get_per_token_logps_and_entropies(model, *args, **kwargs | {"compute_entropy": True})
         self._scored.append(found[:2])
@@ -145,8 +145,8 @@ class ObjectiveTrainer(GRPOTrainer):  # type: ignore[misc, unused-ignore]
         """[B, T], of an objective whose advantages are made of the old policy's scores."""
         if len(rewards) % size:
             raise ValueError(
-                f"objective {self.objective.name} makes its advantages of a group's tokens: the responses that a process "
-                f"generates, {len(rewards)}, must be a multiple of num_generations, {size}"
+                f"objective {self.objective.name} makes its advantages of a group's tokens: the responses that a "
+                f"process generates, {len(rewards)}, must be a multiple of num_generations, {size}"
             )
         old, mask = output["old_per_token_logps"], loss_mask(output).bool()
         rows = torch.nonzero(scored).flatten()
@@ -260,18 +260,20 @@ def check_settings(args: GRPOConfig, objective: Objective) -> None:
     missing = sorted(objective.reads - GIVEN)
     if missing or objective.surrogate.pairs:
         what = ", ".join(missing) or "pairs of responses in one micro-batch"
-        raise ValueError(f"objective {objective.name} needs {what}, which TRL's GRPOTrainer does not give: use tepo train")
+        raise ValueError(
+            f"objective {objective.name} needs {what}, which TRL's GRPOTrainer does not give: use tepo train"
+        )
     defaults = {field.name: field.default for field in dataclasses.fields(GRPOConfig)}
     if changed := [name for name in OF_THE_LOSS if getattr(args, name) != defaults[name]]:
         raise ValueError(
-            f"GRPOConfig({', '.join(changed)}) belong to TRL's own loss, which objective {objective.name} takes the place "
-            "of: leave them out, and set the options of the objective (options={...})"
+            f"GRPOConfig({', '.join(changed)}) belong to TRL's own loss, which objective {objective.name} takes the "
+            "place of: leave them out, and set the options of the objective (options={...})"
         )
     accumulated, held = args.gradient_accumulation_steps, args.steps_per_generation * args.num_iterations
     if held % accumulated:
         raise ValueError(
-            f"gradient_accumulation_steps = {accumulated}: the tokens of an optimizer step are counted before its first "
-            f"backward pass, so it must divide steps_per_generation x num_iterations = {held}"
+            f"gradient_accumulation_steps = {accumulated}: the tokens of an optimizer step are counted before its "
+            f"first backward pass, so it must divide steps_per_generation x num_iterations = {held}"
         )
     if objective.needs_whole_step and accumulated > 1:
         raise ValueError(

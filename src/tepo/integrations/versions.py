@@ -13,6 +13,6 @@ def check_version(package: str, tested: str) -> None:
         ) from None
     if not found.startswith(tested):
         raise ImportError(
-            f"tepo.integrations.{package} was tested with {package} {tested}x and reaches into it; installed is {found}: "
-            f"pip install 'tepo[{package}]'"
+            f"tepo.integrations.{package} was tested with {package} {tested}x and reaches into it; installed is "
+            f"{found}: pip install 'tepo[{package}]'"
         )
