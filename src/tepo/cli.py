@@ -88,6 +88,21 @@ def evaluate(
 
 @app.command()
 @_reports_errors
+def verl(
+    recipe: Annotated[str, typer.Argument(help="a YAML file or the name of a packaged recipe")],
+    overrides: Overrides = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the command, run and write nothing")] = False,
+) -> None:
+    """Run a recipe on a Ray cluster: its command for verl, printed, checked and started."""
+    from tepo.config import load_recipe
+    from tepo.integrations.verl.command import run_verl
+
+    if status := run_verl(load_recipe(recipe, overrides or []), dry_run):
+        raise typer.Exit(status)
+
+
+@app.command()
+@_reports_errors
 def recipes(name: Annotated[str | None, typer.Argument(help="print this recipe")] = None) -> None:
     """The packaged recipes and tasks; with a name, that recipe's YAML."""
     from rich.console import Console

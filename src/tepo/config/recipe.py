@@ -8,6 +8,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from tepo.config.base import Section
 from tepo.config.data import DataConfig, RewardConfig
+from tepo.config.verl import VerlConfig
 from tepo.objectives import Objective, get_objective
 
 
@@ -146,6 +147,7 @@ class Recipe(Section):
     trainer: TrainerConfig = TrainerConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    verl: VerlConfig = VerlConfig()
     trackers: list[Literal["wandb", "trackio"]] = Field(
         default_factory=list, description="beside metrics.jsonl and TensorBoard, which are always written"
     )

@@ -40,7 +40,7 @@ def render_prompt(
     """
     template = resolve_template(template, tokenizer)
     if template == "chat":
-        messages = [dict(message) for message in _messages(problem, system, instruction)]
+        messages = [dict(message) for message in chat_messages(problem, system, instruction)]
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         # The template writes the special tokens itself.
         ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
@@ -57,7 +57,7 @@ def render_prompt(
     return [int(token) for token in ids]
 
 
-def _messages(problem: Problem, system: str | None, instruction: str | None) -> list[ChatMessage]:
+def chat_messages(problem: Problem, system: str | None, instruction: str | None) -> list[ChatMessage]:
     if isinstance(problem.prompt, str):
         messages: list[ChatMessage] = [{"role": "user", "content": _with_instruction(problem.prompt, instruction)}]
     else:
