@@ -1,4 +1,4 @@
-"""Our objectives as losses and advantage estimators of verl.
+"""Our objectives as losses and advantage estimators of verl, in its registries once this module is imported.
 
 `policy_loss` has verl's signature for policy losses, which knows log-probs and advantages. `ObjectiveLoss` goes into the
 engine (`set_loss_fn`) and sees the whole batch: old and new entropies and the reference too. Both count the tokens of the
@@ -42,13 +42,6 @@ class ObjectiveLossConfig(PolicyLossConfig):  # type: ignore[misc, unused-ignore
 
     def __post_init__(self) -> None:
         carried(objective_of(self))
-
-
-def register() -> None:
-    """Put every objective that verl can carry into its registries of policy losses and advantage estimators."""
-    for name, objective in verl_names().items():
-        register_policy_loss(name)(policy_loss)
-        register_adv_est(name)(_Advantages(objective.name))
 
 
 def policy_loss(
@@ -168,7 +161,7 @@ def _metrics(out: ObjectiveOutput, counts: Mapping[str, Any]) -> dict[str, Metri
 
 
 @dataclasses.dataclass(frozen=True)
-class _Advantages:
+class ObjectiveAdvantages:
     """An advantage estimator of verl: that of an objective, with the options of `+algorithm.options`."""
 
     name: str
@@ -209,3 +202,8 @@ def comparable(objective: Objective, groups: Tensor, present: Tensor) -> Tensor:
     if not objective.advantage.relative_to_group:
         return present
     return present & (torch.bincount(groups[present], minlength=int(groups.max()) + 1)[groups] > 1)
+
+
+for _name, _objective in verl_names().items():
+    register_policy_loss(_name)(policy_loss)
+    register_adv_est(_name)(ObjectiveAdvantages(_objective.name))

@@ -7,8 +7,9 @@ tested is therefore logged too, and nothing is registered, so that verl does not
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from importlib import import_module
-from typing import Any
+from types import ModuleType
 
 from tepo.integrations.versions import check_version
 
@@ -21,10 +22,13 @@ except ImportError as error:
 from wrapt import register_post_import_hook
 
 
-def _registers(module: str) -> Any:
-    return lambda _: import_module(module).register()
+def _imports(module: str) -> Callable[[ModuleType], None]:
+    def hook(_: ModuleType) -> None:
+        import_module(module)
+
+    return hook
 
 
 # Hooks, because verl's trainers take seconds to import and most of its processes have no use for them.
-register_post_import_hook(_registers("tepo.integrations.verl.losses"), "verl.trainer.ppo.core_algos")
-register_post_import_hook(_registers("tepo.integrations.verl.trainer"), "verl.trainer.ppo.v1.trainer_sync")
+register_post_import_hook(_imports("tepo.integrations.verl.losses"), "verl.trainer.ppo.core_algos")
+register_post_import_hook(_imports("tepo.integrations.verl.trainer"), "verl.trainer.ppo.v1.trainer_sync")

@@ -15,23 +15,18 @@ from omegaconf import DictConfig
 from tensordict import TensorDict
 from torch import Tensor
 from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.core_algos import register_adv_est
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.utils.padding import response_to_nested
 
-from tepo.integrations.verl.losses import ObjectiveLoss, comparable, group_labels
+from tepo.integrations.verl.losses import ObjectiveAdvantages, ObjectiveLoss, comparable, group_labels
 from tepo.integrations.verl.settings import objective_of
 from tepo.objectives import Objective, TokenBatch, at_rollout
+from tepo.objectives.own import is_own
 
-TRAINER_MODE = "tepo"
-
-
-def register() -> None:
-    """Put the trainer into verl's registry."""
-    register_trainer(TRAINER_MODE)(ObjectivePPOTrainer)
-
-
+@register_trainer("tepo")
 class ObjectivePPOTrainer(PPOTrainerSync):  # type: ignore[misc, unused-ignore]
     """PPOTrainerSync with the objective of `actor_rollout_ref.actor.policy_loss` (`ObjectiveLossConfig`)."""
 
@@ -39,6 +34,8 @@ class ObjectivePPOTrainer(PPOTrainerSync):  # type: ignore[misc, unused-ignore]
         self.actor_config = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
         self.objective: Objective = objective_of(self.actor_config.policy_loss)
         self.loss = ObjectiveLoss(self.objective, self.actor_config)
+        if is_own(config.algorithm.adv_estimator):
+            register_adv_est(config.algorithm.adv_estimator)(ObjectiveAdvantages(config.algorithm.adv_estimator))
         super().__init__(config)
 
     def _build_replay_buffer(self) -> Any:
