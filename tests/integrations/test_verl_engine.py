@@ -118,12 +118,16 @@ def cases(folder: Path, world: int) -> dict[str, dict[str, Any]]:
     return found
 
 
-def in_verl(folder: Path, world: int, given: dict[str, dict[str, Any]], scratch: Path) -> list[dict[str, Any]]:
-    """The results of each rank."""
-    torch.save(given, scratch / "given")
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+        return int(probe.getsockname()[1])
+
+
+def in_verl(world: int, given: dict[str, dict[str, Any]], scratch: Path) -> list[dict[str, Any]]:
+    """The results of each rank."""
+    torch.save(given, scratch / "given")
+    port = free_port()
     script = Path(__file__).with_name("verl_cpu.py")
     started = []
     for rank in range(world):
@@ -145,13 +149,13 @@ Results = tuple[dict[str, dict[str, Any]], list[dict[str, Any]]]
 @pytest.fixture(scope="module")
 def one_process(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Results:
     given = cases(model_folder, 1)
-    return given, in_verl(model_folder, 1, given, tmp_path_factory.mktemp("one"))
+    return given, in_verl(1, given, tmp_path_factory.mktemp("one"))
 
 
 @pytest.fixture(scope="module")
 def two_processes(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Results:
     given = cases(model_folder, 2)
-    return given, in_verl(model_folder, 2, given, tmp_path_factory.mktemp("two"))
+    return given, in_verl(2, given, tmp_path_factory.mktemp("two"))
 
 
 def in_our_trainer(

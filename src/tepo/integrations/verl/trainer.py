@@ -78,7 +78,8 @@ class ObjectivePPOTrainer(PPOTrainerSync):  # type: ignore[misc, unused-ignore]
                 keys=batch.keys, partition_id=batch.partition_id, select_fields=["response_mask"]
             )
             marked = first_updates(data["response_mask"], ranks, responses)
-            transfer_queue.kv_batch_put(
+            # The batch that comes back lists the field, and workers are given those that are listed.
+            batch = transfer_queue.kv_batch_put(
                 keys=batch.keys,
                 partition_id=batch.partition_id,
                 fields=TensorDict({"on_policy": marked}, batch_size=len(batch)),
