@@ -66,7 +66,9 @@ class RewardConfig(Section):
     """How a verdict becomes a reward."""
 
     verifier: str = Field(
-        "auto", description="`math`, `exact`, `gym`, or your own `module:function`; `auto` takes the task's own"
+        "auto",
+        description="`math`, `integer`, `countdown` (every number once), `countdown_any` (some may be left out), `exact`, "
+        "`gym`, or your own `module:function`; `auto` takes the task's own",
     )
     correct: float = Field(1.0, description="score of a correct answer (Tulu 3: 10; DAPO: 1)")
     wrong: float = Field(0.0, description="score of every other answer (DAPO: -1)")

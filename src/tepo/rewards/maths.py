@@ -17,7 +17,7 @@ from tepo.rewards.verdict import Status, Verdict, failed
 MAX_ANSWER = 2_000
 """Characters of an extracted answer; longer ones are not answers, and cost the parser much."""
 
-_WORDS = re.compile(r"[^\W\d_][\w\s.,'’()/:-]*")
+_WORDS = re.compile(r"(?:\d{1,2}:\d{2} )?[^\W\d_][\w\s.,'’()/:-]*")
 _ORDERED_NUMBERS = re.compile(r"\d{1,2}:\d{1,3}(?::\d{1,3})?")
 logging.getLogger("math_verify").setLevel(logging.CRITICAL)
 logging.getLogger("latex2sympy2_extended").setLevel(logging.CRITICAL)
@@ -39,14 +39,60 @@ def _parse(latex: str) -> tuple[Any, ...]:
         fallback_mode="no_fallback",
         parsing_timeout=None,
     )
-    return tuple(readings)
+    return tuple(_with_imaginary_unit(reading) for reading in readings)
+
+
+def _with_imaginary_unit(reading: Any) -> Any:
+    """The parser leaves the i of `e^{i\\pi}` a variable: i is the imaginary unit in expressions and sets of them."""
+    import sympy
+
+    if not isinstance(reading, sympy.Expr | sympy.FiniteSet):
+        return reading
+    units = {symbol: sympy.I for symbol in reading.free_symbols if symbol.name == "i"}
+    return reading.xreplace(units) if units else reading
 
 
 def _compare(gold: tuple[Any, ...], answer: tuple[Any, ...]) -> bool:
     from math_verify import verify
 
     equal = verify(list(gold), list(answer), float_rounding=6, strict=True, timeout_seconds=None)
-    return bool(equal) and _relatively_close(gold[0], answer[0])
+    if not equal:
+        return _equal_where_real(gold[0], answer[0])
+    return _relatively_close(gold[0], answer[0])
+
+
+def _equal_where_real(gold: Any, answer: Any) -> bool:
+    """Whether two expressions with roots are one real function: sqrt(1/n) and 1/sqrt(n) differ only where both are not real.
+
+    Tried at rational points of all signs; where only one of them is real they differ.
+    """
+    import sympy
+
+    sides = (gold, answer)
+    if not all(isinstance(side, sympy.Expr) and not side.is_number and _has_root(side) for side in sides):
+        return False
+    names = sorted(gold.free_symbols | answer.free_symbols, key=str)
+    if len(names) > 3 or any(side.count_ops() > 60 for side in sides):
+        return False
+    met = 0
+    for point in range(16):
+        values = [
+            sympy.Rational(7 + 5 * point + 3 * k, 11 + k) * (-1 if point >> k & 1 else 1) for k in range(len(names))
+        ]
+        at = dict(zip(names, values, strict=True))
+        left, right = (sympy.N(side.xreplace(at), 20) for side in sides)
+        if not (left.is_extended_real or right.is_extended_real):
+            continue
+        if not (left.is_Float and right.is_Float and abs(left - right) <= 1e-12 * max(1, abs(left), abs(right))):
+            return False
+        met += 1
+    return met >= 2
+
+
+def _has_root(expression: Any) -> bool:
+    import sympy
+
+    return any(power.exp.is_Rational and power.exp.q % 2 == 0 for power in expression.atoms(sympy.Pow))
 
 
 def _relatively_close(gold: Any, answer: Any) -> bool:
@@ -74,6 +120,7 @@ def _is_phrase(text: str) -> bool:
     return _is_words(text) and bool(runs) and not any(run in FUNCTION_WORDS for run in runs)
 
 
+@lru_cache(maxsize=16_384)
 def readable_gold(gold: str) -> bool:
     """Whether a gold answer can be compared with anything: a number, words, or LaTeX that parses."""
     tidied = tidy(_gold_text(gold))
@@ -107,6 +154,7 @@ def judge_math_here(prediction: str, gold: str) -> Verdict:
     return _judge_answer(found.text, _gold_text(gold), found.rule)
 
 
+@lru_cache(maxsize=16_384)
 def _judge_answer(answer: str, gold: str, rule: str) -> Verdict:
     tidied, tidied_gold = tidy(answer), tidy(gold)
     if not tidied:

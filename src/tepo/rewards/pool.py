@@ -19,20 +19,22 @@ from typing import Any, Self
 from tepo.data.problem import Problem
 from tepo.rewards.extract import MAX_REGION
 from tepo.rewards.gym import MAX_GYM_REGION
-from tepo.rewards.judges import FORMAT
+from tepo.rewards.judges import BUILT_IN, FORMAT, GOLD
 from tepo.rewards.process import WorkerDied, WorkerKilled, WorkerProcess, WorkerTimedOut
 from tepo.rewards.verdict import Status, Verdict, failed
 from tepo.rewards.wire import encode
 
 MAX_CACHED = 20_000
 _MAX_TEXT = 1_000_000
-_KEPT = {"math": MAX_REGION, "exact": MAX_REGION, "gym": MAX_GYM_REGION, FORMAT: _MAX_TEXT}
+_KEPT = {"gym": MAX_GYM_REGION} | dict.fromkeys(("math", "integer", "countdown", "countdown_any", "exact"), MAX_REGION)
+_BY_GOLD_ALONE = ("math", "integer", "exact", FORMAT, *(GOLD + name for name in ("math", "integer", "exact")))
+"""These read nothing else of a problem, and what they do not read must not part equal answers in the cache."""
 _REPEATABLE = (Status.CORRECT, Status.WRONG, Status.UNPARSABLE, Status.NO_ANSWER)
 
 
 @dataclass(frozen=True)
 class Request:
-    """One answer to judge: `verifier` is `math`, `exact`, `gym`, `module:function`, or `format` (a pattern)."""
+    """One answer to judge. `verifier`: one of `judges.BUILT_IN`, `module:function`, `format` (a pattern), `gold:` + name."""
 
     verifier: str
     response: str
@@ -118,11 +120,21 @@ class JudgePool:
         self._remember({key: known[key] for key in waiting})
         return [known[key] for key in keys]
 
+    def unreadable_golds(self, verifier: str, problems: Sequence[Problem]) -> dict[str, str]:
+        """Why the gold of a problem can be compared with nothing, by the problem's id; readable golds are left out."""
+        if verifier not in BUILT_IN or verifier == "gym":
+            return {}
+        verdicts = self.judge([Request(GOLD + verifier, "", problem) for problem in problems])
+        return {
+            problem.id: verdict.detail
+            for problem, verdict in zip(problems, verdicts, strict=True)
+            if not verdict.correct
+        }
+
     def _frame(self, request: Request) -> bytes:
         problem = request.problem
         response = request.response[-_KEPT.get(request.verifier, _MAX_TEXT) :]
-        # These judge by the gold alone; what they do not read must not part equal answers in the cache.
-        whole = request.verifier not in ("math", "exact", FORMAT)
+        whole = request.verifier not in _BY_GOLD_ALONE
         message: dict[str, Any] = {
             "kind": "judge",
             "verifier": request.verifier,

@@ -112,6 +112,23 @@ class RewardFunction:
         """End the worker processes."""
         self._pool.close()
 
+    def unreadable_golds(self, problems: Sequence[Problem]) -> dict[str, str]:
+        """Ids of the problems whose gold answer the verifier cannot read, so that they can never pay, and why."""
+        return self._pool.unreadable_golds(self.verifier, problems)
+
+    def same_answers(self, pairs: Sequence[tuple[str, str]]) -> list[bool]:
+        """Whether the two answers (as extracted) of each pair are the same, judged by the verifier where it compares
+        answers with answers (math, integer), by their spelling otherwise."""
+        if self.verifier not in ("math", "integer"):
+            return [left.split() == right.split() for left, right in pairs]
+        verdicts = self._pool.judge(
+            [Request(self.verifier, f"\\boxed{{{left}}}", Problem("", "", right)) for left, right in pairs]
+        )
+        return [
+            verdict.correct or left.split() == right.split()
+            for verdict, (left, right) in zip(verdicts, pairs, strict=True)
+        ]
+
     def __call__(self, responses: Sequence[Response]) -> Judged:
         """Judge and price a batch; see `Judged`."""
         requests = [Request(self.verifier, response.text, response.problem) for response in responses]
