@@ -124,6 +124,9 @@ class EvaluationConfig(Section):
     greedy: bool = Field(True, description="give greedy accuracy beside the sampled one, at the start and the end")
     before: bool = True
     after: bool = True
+    save_every: int = Field(
+        64, ge=1, description="responses that tepo eval samples at once and then saves: an interruption loses so many"
+    )
 
 
 class CheckpointConfig(Section):

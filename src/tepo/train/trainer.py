@@ -234,7 +234,7 @@ class Trainer:
             display.note(f"resumed from {start}")
         for reason, count in self.session.dropped.items():
             display.note(f"left out: {count} problems ({reason})", "yellow")
-        for message in degenerate_settings(recipe):
+        for message in (*self.session.notes, *degenerate_settings(recipe)):
             display.note(f"note: {message}", "yellow")
 
     def _save(self) -> Path:
