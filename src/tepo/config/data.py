@@ -81,6 +81,6 @@ class RewardConfig(Section):
     missing_end: float | None = Field(None, description="reward of a response without an end token (Tulu 3: -10)")
     format: FormatReward | None = None
     overlong: OverlongPunishment | None = None
-    timeout: float = Field(5.0, gt=0, description="seconds that one answer may take to judge")
+    timeout: float = Field(5.0, gt=0, description="seconds of processor time that one answer may take to judge")
     memory_mb: int = Field(2048, ge=256, description="memory that a judging process may take, in MiB")
     workers: int | Literal["auto"] = Field("auto", description="judging processes; `auto` is one a core, at most 8")

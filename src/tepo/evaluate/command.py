@@ -24,6 +24,9 @@ from tepo.seeds import derive_seed
 
 DEFAULT_FOLDER = Path("runs/eval")
 PLOT = "pass_at_k.html"
+OF_ONE_DATA_SET = tuple(
+    f"data.{key}" for key in ("name", "file", "test_file", "split", "test_split", "subset", "columns", "options")
+)
 
 Results = dict[str, dict[str, Accuracy]]
 """By data set, then `sampled` or `greedy`."""
@@ -49,8 +52,9 @@ def evaluate_model(
     """
     console = console or Console()
     names = data_names(data)
-    if len(names) > 1 and any(item.startswith("data.") for item in overrides):
-        raise TepoError("data.* overrides with several data sets: give a file as --data NAME=FILE, or one data set a call")
+    of_one = [item.partition("=")[0] for item in overrides if item.startswith(OF_ONE_DATA_SET)]
+    if len(names) > 1 and of_one:
+        raise TepoError(f"{', '.join(of_one)}: of one data set, and there are {len(names)}; a file is --data NAME=FILE")
     recipes = {
         _label(name, recipe): recipe
         for name in names or [None]

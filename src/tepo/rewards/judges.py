@@ -38,7 +38,9 @@ def load_judge(name: str, paths: Sequence[str] = ()) -> Judge:
     if name == "math":
         from tepo.rewards.maths import judge_math_here
 
-        judge_math_here("1", r"\frac{1}{2}")  # loads SymPy and the grammar now, not within the first answer's time
+        # Loads SymPy and the grammar now, and not within the first answer's time.
+        for answer, gold in (("1", r"\frac{1}{2}"), (r"\sqrt{2} x^2 - 1", r"(x-1)(x+1)"), ("(0, 1]", r"x < \pi")):
+            judge_math_here(answer, gold)
         return lambda response, problem: judge_math_here(response, problem.answer)
     if name == "integer":
         return lambda response, problem: judge_integer(response, problem.answer)

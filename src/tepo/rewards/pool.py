@@ -1,7 +1,7 @@
 """Judging in isolation. Model output is hostile text: it makes parsers hang, recurse, crash and eat memory.
 
-Each answer is judged in one of several worker processes, with a wall-clock limit here and limits on memory and
-processor time there. A worker that hangs or dies is killed and replaced; its answer gets the status `timeout` or
+Each answer is judged in one of several worker processes, with limits on processor time and memory there and on the wall
+clock here. A worker that hangs or dies is killed and replaced; its answer gets the status `timeout` or
 `error`, and the others go on meanwhile. There are no signals and no shared state: it works from any thread.
 """
 
@@ -25,6 +25,9 @@ from tepo.rewards.verdict import Status, Verdict, failed
 from tepo.rewards.wire import encode
 
 MAX_CACHED = 20_000
+WALL_CLOCK = 4.0
+"""Times the time-out that an answer may take by the wall clock. Processor time is what is limited: on a busy machine, or
+while a model computes on all cores, an answer takes longer and is not worse for it."""
 _MAX_TEXT = 1_000_000
 _KEPT = {"gym": MAX_GYM_REGION} | dict.fromkeys(("math", "integer", "countdown", "countdown_any", "exact"), MAX_REGION)
 _BY_GOLD_ALONE = ("math", "integer", "exact", FORMAT, *(GOLD + name for name in ("math", "integer", "exact")))
@@ -52,7 +55,7 @@ class JudgePool:
 
     Args:
         workers: how many processes, or None for one a core (at most 8).
-        timeout: seconds of wall clock for one answer.
+        timeout: seconds of processor time for one answer; `WALL_CLOCK` times as much by the clock.
         memory_mb: MiB that a worker may take.
     """
 
@@ -169,7 +172,7 @@ class JudgePool:
             if frame is None:
                 usable = True
                 return failed(Status.NO_ANSWER, "loaded")
-            reply = worker.ask(frame, self.timeout)
+            reply = worker.ask(frame, WALL_CLOCK * self.timeout)
             usable = not reply["retire"]
             return Verdict(Status(reply["status"]), float(reply["score"]), reply["extracted"], reply["detail"])
         except WorkerTimedOut:

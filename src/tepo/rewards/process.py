@@ -18,7 +18,7 @@ START_TIMEOUT = 120.0
 
 
 class WorkerTimedOut(Exception):
-    """No reply came in time."""
+    """No reply came in time, or the process had used up its processor time."""
 
 
 class WorkerDied(Exception):
@@ -122,12 +122,14 @@ class WorkerProcess:
             if not selector.select(max(0.0, deadline - time.monotonic())):
                 raise WorkerTimedOut
 
-    def _death(self) -> WorkerDied:
+    def _death(self) -> WorkerDied | WorkerTimedOut:
         """How the process ended, waiting a moment for it: a closed pipe comes just before the exit status."""
         try:
             code = self._process.wait(1.0)
         except subprocess.TimeoutExpired:
             return WorkerDied("it closed its pipe, or sent what is not a reply")
+        if code in (-signal.SIGPROF, -signal.SIGXCPU):
+            return WorkerTimedOut("processor time")
         if code == -signal.SIGKILL:
             return WorkerKilled("signal SIGKILL")
         return WorkerDied(f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}")
