@@ -21,6 +21,7 @@ _LATEX = (
     (re.compile(r"\\(?:left|right)(?![A-Za-z])|\$|\\[(),;! ]"), " "),
 )
 _FRACTION = re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
+_WORD = re.compile(r"[A-Za-z]{2}")
 _LAST_EQUATION = re.compile(r"[-+*/()\d\s]*\d[-+*/()\d\s]*(?==\s*-?\d)")
 
 
@@ -111,21 +112,25 @@ def find_expression(response: str) -> str | None:
         tagged = last_boxed(text) or ""
     if tagged is None:
         found = find_answer(response)
-        if found is not None and found.rule in ("hashes", "phrase", "bare"):
-            tagged = found.text
-        else:
-            equations = _LAST_EQUATION.findall(text[-MAX_EXPRESSION:])
-            tagged = equations[-1] if equations else None
-    if tagged is None or not tagged.strip():
-        return None
-    tagged = tagged.translate(_SIGNS)
+        tagged = found.text if found is not None and found.rule in ("hashes", "phrase") else None
+    if tagged is None:
+        text = _plain(text[-MAX_EXPRESSION:])
+        equations = _LAST_EQUATION.findall(text)
+        # Without an equation a text may be the expression itself; words make it none.
+        tagged = equations[-1] if equations else "" if _WORD.search(text) else text
+    return _plain(tagged) or None
+
+
+def _plain(text: str) -> str:
+    """An expression in the signs of the parser, from LaTeX and Unicode."""
+    text = text.translate(_SIGNS)
     for _ in range(8):  # a fraction of fractions, inside out
-        tagged, changed = _FRACTION.subn(r"((\1)/(\2))", tagged)
+        text, changed = _FRACTION.subn(r"((\1)/(\2))", text)
         if not changed:
             break
     for pattern, plain in _LATEX:
-        tagged = pattern.sub(plain, tagged)
-    return tagged.strip().rstrip(".")
+        text = pattern.sub(plain, text)
+    return text.strip().rstrip(".")
 
 
 def judge_countdown(response: str, problem: Problem, *, every_number: bool) -> Verdict:

@@ -24,6 +24,8 @@ MAX_DIGITS = 10_000
 """Decimal digits of a number that is computed; larger ones are compared by their form."""
 
 _BRACKETS = re.compile(r"\\[{}|]|[][(){}]")
+_LARGE_BINOMIAL = re.compile(r"\\[dt]?binom.*?(?:\d{5}|!)")
+"""The parser computes binomials while it reads, however large."""
 _WORDS = re.compile(r"(?:\d{1,2}:\d{2} )?[^\W\d_][\w\s.,'’()/:-]*")
 _ORDERED_NUMBERS = re.compile(r"\d{1,2}:\d{1,3}(?::\d{1,3})?")
 logging.getLogger("math_verify").setLevel(logging.CRITICAL)
@@ -40,7 +42,7 @@ def _parse(latex: str) -> tuple[Any, ...]:
     spelling = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none")
 
     one_line = " ".join(latex.split())
-    if not _nests_well(one_line):
+    if not _nests_well(one_line) or _LARGE_BINOMIAL.search(one_line):
         return ()
     readings = parse(
         f"${one_line}$",
@@ -85,7 +87,10 @@ def _digits(expression: Any) -> float:
         return math.inf if largest > 6 else largest * 10
     if _digits(driver) > 6:
         return math.inf
-    times = abs(complex(sympy.N(driver, 15)))
+    value = sympy.N(driver, 15)
+    if not value.is_finite:
+        return math.inf
+    times = abs(complex(value))
     return max(1.0, inner[0]) * max(1.0, times) * (1.0 if isinstance(expression, sympy.Pow) else 6.0)
 
 
@@ -93,7 +98,8 @@ def _with_imaginary_unit(reading: Any) -> Any:
     """The parser leaves the i of `e^{i\\pi}` a variable: i is the imaginary unit in expressions and sets of them."""
     import sympy
 
-    if not isinstance(reading, sympy.Expr | sympy.FiniteSet):
+    members = reading.args if isinstance(reading, sympy.FiniteSet) else (reading,)
+    if not all(isinstance(member, sympy.Expr) for member in members):
         return reading
     units = {symbol: sympy.I for symbol in reading.free_symbols if symbol.name == "i"}
     return reading.xreplace(units) if units else reading
