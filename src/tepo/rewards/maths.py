@@ -108,6 +108,8 @@ def _with_imaginary_unit(reading: Any) -> Any:
 def _compare(gold: tuple[Any, ...], answer: tuple[Any, ...]) -> bool:
     from math_verify import verify
 
+    if not gold:
+        return False  # words that are no LaTeX, and the answer is not the same words
     if max(map(_digits, (*gold, *answer))) > MAX_DIGITS:
         return bool(gold[0] == answer[0])
     equal = verify(list(gold), list(answer), float_rounding=6, strict=True, timeout_seconds=None)

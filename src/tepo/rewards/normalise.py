@@ -26,8 +26,9 @@ _UNIT_TEXT = r"\\(?:text|mathrm|mbox|textrm|rm)\s*\{(?!\s*[ei]\s*\})[^{}]*\}"
 _TRAILING_UNIT = re.compile(rf"(?<=[\d.}})i])\s*(?:(?:{_UNIT_TEXT}|(?:{_UNITS})\b){_POWER}\s*\.?\s*/?\s*)+$")
 _LETTER_UNIT = re.compile(rf"(?<=\d)\s*[mshglJKNWV]{_POWER}$")
 _CODE_FUNCTION = re.compile(
-    r"(?<![\\A-Za-z])(frac|dfrac|tfrac|sqrt|sin|cos|tan|sec|csc|cot|ln|log|exp|pi|cup|infty)(?![A-Za-z])"
+    r"(?<![\\A-Za-z])(frac|dfrac|tfrac|sqrt|arcsin|arccos|arctan|sin|cos|tan|sec|csc|cot|ln|log|exp|pi|cup|infty)(?![A-Za-z])"
 )
+_MODULE = re.compile(r"(?<![A-Za-z])(?:np|numpy|math|sympy)\.(?=[a-z])")
 _E_NOTATION = re.compile(r"(?<![\w.])([-+]?\d+(?:\.\d+)?)[eE]([-+]?\d{1,4})(?![\w.])")
 _THOUSANDS = re.compile(r"(?<![\d.,])(\d{1,3}(?:,\d{3})+)(?![\d,])")
 _SPACED_THOUSANDS = re.compile(r"[-+]?\d{1,3}(?: \d{3})+(?:\.\d+)?")
@@ -101,6 +102,7 @@ def as_latex(tidied: str) -> str:
     described = _SET_OF.fullmatch(text.strip())
     text = described.group(1) if described else text
     text = re.sub(r"(?<=\d)i(?![A-Za-z])", " i", text)  # math-verify sees the imaginary unit only as a word
+    text = _MODULE.sub("", text)
     text = text.replace("**", "^").replace("*", " \\cdot ")
     text = text.replace(">=", "\\ge ").replace("<=", "\\le ").replace("!=", "\\ne ")
     text = _CODE_FUNCTION.sub(r"\\\1 ", text)

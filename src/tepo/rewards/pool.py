@@ -20,7 +20,7 @@ from tepo.data.problem import Problem
 from tepo.rewards.extract import MAX_REGION
 from tepo.rewards.gym import MAX_GYM_REGION
 from tepo.rewards.judges import BUILT_IN, FORMAT, GOLD
-from tepo.rewards.process import WorkerDied, WorkerKilled, WorkerProcess, WorkerTimedOut
+from tepo.rewards.process import WorkerDied, WorkerKilled, WorkerProcess, WorkerSpent, WorkerTimedOut
 from tepo.rewards.verdict import Status, Verdict, failed
 from tepo.rewards.wire import encode
 
@@ -62,6 +62,7 @@ class JudgePool:
     def __init__(self, workers: int | None = None, timeout: float = 5.0, memory_mb: int = 2048) -> None:
         self.workers = auto_workers() if workers is None else workers
         self.timeout, self.memory_mb = timeout, memory_mb
+        self._spent = failed(Status.TIMEOUT, f"not judged after {timeout:g} s of processor time (reward.timeout)")
         self._idle: queue.LifoQueue[WorkerProcess | None] = queue.LifoQueue()
         for _ in range(self.workers):
             self._idle.put(None)
@@ -175,8 +176,10 @@ class JudgePool:
             reply = worker.ask(frame, WALL_CLOCK * self.timeout)
             usable = not reply["retire"]
             return Verdict(Status(reply["status"]), float(reply["score"]), reply["extracted"], reply["detail"])
+        except WorkerSpent:
+            return self._spent
         except WorkerTimedOut:
-            return failed(Status.TIMEOUT, f"not judged after {self.timeout:g} s (reward.timeout)")
+            return failed(Status.TIMEOUT, f"not judged after {WALL_CLOCK * self.timeout:g} s by the clock")
         except WorkerKilled:
             raise
         except (WorkerDied, KeyError, ValueError, TypeError) as error:
@@ -189,7 +192,7 @@ class JudgePool:
     def _remember(self, verdicts: dict[bytes, Verdict]) -> None:
         with self._lock:
             for key, verdict in verdicts.items():
-                if verdict.status in _REPEATABLE:
+                if verdict.status in _REPEATABLE or verdict is self._spent:
                     self._cache[key] = verdict
             while len(self._cache) > MAX_CACHED:
                 self._cache.popitem(last=False)

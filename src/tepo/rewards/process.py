@@ -18,7 +18,11 @@ START_TIMEOUT = 120.0
 
 
 class WorkerTimedOut(Exception):
-    """No reply came in time, or the process had used up its processor time."""
+    """No reply came in time."""
+
+
+class WorkerSpent(WorkerTimedOut):
+    """The process had used up its processor time: it would again, on a machine that is less busy too."""
 
 
 class WorkerDied(Exception):
@@ -87,7 +91,7 @@ class WorkerProcess:
         """Send a request and wait for its reply, `timeout` seconds at most.
 
         Raises:
-            WorkerTimedOut, WorkerDied, WorkerKilled: the worker must be closed then; its pipes are out of step.
+            WorkerTimedOut, WorkerSpent, WorkerDied, WorkerKilled: the worker must be closed then; its pipes are out of step.
         """
         deadline = time.monotonic() + timeout
         try:
@@ -129,7 +133,7 @@ class WorkerProcess:
         except subprocess.TimeoutExpired:
             return WorkerDied("it closed its pipe, or sent what is not a reply")
         if code in (-signal.SIGPROF, -signal.SIGXCPU):
-            return WorkerTimedOut("processor time")
+            return WorkerSpent("processor time")
         if code == -signal.SIGKILL:
             return WorkerKilled("signal SIGKILL")
         return WorkerDied(f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}")

@@ -13,7 +13,7 @@ from tepo.config.recipe import Recipe
 from tepo.data import Problem, PromptStream
 from tepo.evaluate.accuracy import judgeable
 from tepo.policy import Row
-from tepo.rewards.reward import RewardFunction
+from tepo.rewards.reward import RewardFunction, reward_metrics
 from tepo.rewards.verdict import Verdict
 from tepo.rollout import Engine, Response, Sampling
 from tepo.seeds import derive_seed
@@ -41,6 +41,8 @@ class Sample:
     reward: float
     advantage: float = 0.0
     in_loss: bool = True
+    formatted: bool | None = None
+    overlong: float = 0.0
     prefix: int = 0
     shared: int = 0
     baseline: float | None = None
@@ -173,8 +175,12 @@ class Collector:
                 verdict,
                 reward,
                 in_loss=response.finished or not self.recipe.trainer.overlong_filtering,
+                formatted=formatted,
+                overlong=overlong,
             )
-            for (problem, prompt, response), verdict, reward in zip(flat, judged.verdicts, judged.rewards, strict=True)
+            for (problem, prompt, response), verdict, reward, formatted, overlong in zip(
+                flat, judged.verdicts, judged.rewards, judged.formatted, judged.overlong, strict=True
+            )
         ]
         made = [samples[i : i + count] for i in range(0, len(samples), count)]
         for group, cut in zip(made, cuts, strict=True):
@@ -206,9 +212,13 @@ def _measure(samples: list[Sample], groups: list[list[Sample]]) -> dict[str, flo
     count = len(samples)
     lengths = [len(sample.response.ids) for sample in samples]
     accuracies = [sum(sample.verdict.correct for sample in group) / len(group) for group in groups]
-    metrics = {
-        "reward": sum(sample.reward for sample in samples) / count,
-        "accuracy": sum(accuracies) / len(accuracies),
+    earned = reward_metrics(
+        [sample.verdict for sample in samples],
+        [sample.reward for sample in samples],
+        [sample.formatted for sample in samples],
+        [sample.overlong for sample in samples],
+    )
+    return earned | {
         "groups/all_correct": sum(accuracy == 1 for accuracy in accuracies) / len(groups),
         "groups/all_wrong": sum(accuracy == 0 for accuracy in accuracies) / len(groups),
         "groups/zero_variance": sum(len({sample.reward for sample in group}) == 1 for group in groups) / len(groups),
@@ -216,7 +226,3 @@ def _measure(samples: list[Sample], groups: list[list[Sample]]) -> dict[str, flo
         "response/tokens_max": max(lengths),
         "response/truncated": sum(not sample.response.finished for sample in samples) / count,
     }
-    for sample in samples:
-        key = f"verdict/{sample.verdict.status}"
-        metrics[key] = metrics.get(key, 0.0) + 1 / count
-    return metrics
