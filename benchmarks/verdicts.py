@@ -3,8 +3,8 @@
     python benchmarks/verdicts.py [ANSWER_PAIRS.jsonl ...] [--workers 2]
 
 The answers are responses with a box around golds and predictions of data files (../shared/data by default), each asked
-once, so that no cache helps. The plain loop is `verify(parse(gold), parse(response))` in this process with math-verify's
-own time-out of 5 seconds: no isolation, no memory limit, and no other status than right or wrong.
+once, so that no cache helps. The plain loop is `verify(parse(gold), parse(response))` in this process with
+math-verify's own time-out of 5 seconds: no isolation, no memory limit, and no other status than right or wrong.
 """
 
 import argparse

@@ -2,8 +2,8 @@
 
     python scripts/check_golds.py FOLDER_OR_FILE... [--json OUT]
 
-Prints one Markdown table a file; tests/rewards/gold_exceptions.json, which the tests compare with, is what --json writes
-for the project's shared data.
+Prints one Markdown table a file; tests/rewards/gold_exceptions.json, which the tests compare with, is what --json
+writes for the project's shared data.
 """
 
 import argparse
@@ -59,7 +59,10 @@ def main() -> None:
             began = time.perf_counter()
             exceptions = own_verdicts(file, pool)
             count = sum(1 for _ in file.open("rb"))
-            print(f"{file.name}: {count} golds, {len(exceptions)} exceptions, {time.perf_counter() - began:.1f} s", file=sys.stderr)
+            print(
+                f"{file.name}: {count} golds, {len(exceptions)} exceptions, {time.perf_counter() - began:.1f} s",
+                file=sys.stderr,
+            )
             if exceptions:
                 found[file.name] = exceptions
     for name, exceptions in found.items():

@@ -84,7 +84,8 @@ def evaluate(
         ),
     ] = None,
     samples: Annotated[
-        int | None, typer.Option("--samples", "-k", min=1, help="responses to each problem, for avg@k, pass@k and maj@k")
+        int | None,
+        typer.Option("--samples", "-k", min=1, help="responses to each problem, for avg@k, pass@k and maj@k"),
     ] = None,
     temperature: Annotated[
         float | None, typer.Option("--temperature", "-t", min=0.0, help="of the responses; 0 is greedy")
@@ -92,7 +93,9 @@ def evaluate(
     config: Config = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="folder for the results; by default one below runs/eval for these settings"),
+        typer.Option(
+            "--output", "-o", help="folder for the results; by default one below runs/eval for these settings"
+        ),
     ] = None,
     compare: Annotated[
         tuple[Path, Path] | None,
@@ -102,8 +105,8 @@ def evaluate(
     """Accuracy, pass@k and maj@k of a model on held-out problems, with 95 % intervals over problems.
 
     Benchmarks are measured as papers do: AIME and AMC with 32 samples at temperature 0.6, the others greedily, on all
-    their problems; --samples and --temperature replace that. Everything else is sampled as the recipe says, and greedily;
-    a checkpoint brings the recipe and the data of its run.
+    their problems; --samples and --temperature replace that. Everything else is sampled as the recipe says, and
+    greedily; a checkpoint brings the recipe and the data of its run.
 
     The folder gets eval.json, responses.jsonl and pass_at_k.html. The same command again goes on where it was
     interrupted, and samples nothing twice.

@@ -42,7 +42,10 @@ def test_local_copies_of_benchmarks(shared_data: Path, name: str) -> None:
 def test_local_copies_of_training_sets(shared_data: Path, name: str) -> None:
     file, test, count = TRAINING[name]
     config = DataConfig(
-        name=name, file=str(shared_data / f"{file}.jsonl"), test_file=str(shared_data / f"{test}.jsonl"), test_problems=20
+        name=name,
+        file=str(shared_data / f"{file}.jsonl"),
+        test_file=str(shared_data / f"{test}.jsonl"),
+        test_problems=20,
     )
     task = load_task(config, seed=0)
     assert len(task.train) == count
@@ -124,7 +127,10 @@ def problem(name: str, text: str) -> Problem:
 
 
 def test_overlaps_are_copies_with_other_words_around_or_numbers_in_them() -> None:
-    test = [problem("t1", f"{SENTENCE}. How many are left?"), problem("t2", "How long is the side of a square of area 4?")]
+    test = [
+        problem("t1", f"{SENTENCE}. How many are left?"),
+        problem("t2", "How long is the side of a square of area 4?"),
+    ]
     train = [
         problem("a", f"Listen: {SENTENCE}. How many has Anna?"),
         problem("b", "Anna has seven green pears and sells three of them."),

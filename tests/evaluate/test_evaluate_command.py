@@ -82,7 +82,14 @@ def test_several_data_sets_in_one_call(tmp_path: Path) -> None:
         "level": {"0": 3, "1": 2, "2": 2},
     }
     shown = console.export_text()
-    for text in ("math500 by subject", "math500 by level", "aime24: 5 problems", "pass@32", "maj@32", "mean of the data"):
+    for text in (
+        "math500 by subject",
+        "math500 by level",
+        "aime24: 5 problems",
+        "pass@32",
+        "maj@32",
+        "mean of the data",
+    ):
         assert text in shown
     plot = (tmp_path / "out" / "pass_at_k.html").read_text()
     assert "aime24 (5 problems, T = 0.6)" in plot
@@ -97,9 +104,7 @@ def test_one_file_for_several_data_sets_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "o").exists()
 
 
-def test_a_finished_evaluation_is_shown_again_without_sampling(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_finished_evaluation_is_shown_again_without_sampling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_folder(tmp_path / "model")
     monkeypatch.chdir(tmp_path)
     data = [str(write_sums(tmp_path / "d.jsonl", 4))]
@@ -152,7 +157,9 @@ def test_a_killed_evaluation_goes_on_to_the_same_result(tmp_path: Path) -> None:
         lines = 0
         while lines < 24 and process.poll() is None:
             time.sleep(0.005)
-            lines = (killed / "responses.jsonl").read_bytes().count(b"\n") if (killed / "responses.jsonl").exists() else 0
+            lines = (
+                (killed / "responses.jsonl").read_bytes().count(b"\n") if (killed / "responses.jsonl").exists() else 0
+            )
         os.kill(process.pid, signal.SIGKILL)
     half = (killed / "responses.jsonl").read_bytes()
     assert 24 <= half.count(b"\n") < 200

@@ -20,7 +20,13 @@ from tepo.evaluate.compare import compare_evaluations, compare_rates, compare_re
 def rows(counts: Sequence[int], samples: int, *, data: str = "d", first: int = 0) -> list[dict[str, Any]]:
     """Responses to problems of which counts[i] of `samples` are right."""
     return [
-        {"data": data, "kind": "sampled", "id": f"p{first + i}", "answer": "1", "status": "correct" if j < right else "wrong"}
+        {
+            "data": data,
+            "kind": "sampled",
+            "id": f"p{first + i}",
+            "answer": "1",
+            "status": "correct" if j < right else "wrong",
+        }
         for i, right in enumerate(counts)
         for j in range(samples)
     ]

@@ -35,7 +35,9 @@ def _tower(rng: random.Random) -> str:
 
 def _exponent(rng: random.Random) -> str:
     digits = "9" * rng.choice([3, 6, 20, 300])
-    return rng.choice([f"10^{{{digits}}}", f"1e{digits}", f"2^{{-{digits}}}", f"1.5\\times 10^{{{digits}}}", f"0^{{{digits}}}"])
+    return rng.choice(
+        [f"10^{{{digits}}}", f"1e{digits}", f"2^{{-{digits}}}", f"1.5\\times 10^{{{digits}}}", f"0^{{{digits}}}"]
+    )
 
 
 def _factorials(rng: random.Random) -> str:
@@ -46,11 +48,15 @@ def _factorials(rng: random.Random) -> str:
 
 
 def _unbalanced(rng: random.Random) -> str:
-    return "".join(rng.choice((*ATOMS, *OPEN, *CLOSE, "$", "\\", "&", "^", "_", "=", ",")) for _ in range(rng.randint(1, 60)))
+    return "".join(
+        rng.choice((*ATOMS, *OPEN, *CLOSE, "$", "\\", "&", "^", "_", "=", ",")) for _ in range(rng.randint(1, 60))
+    )
 
 
 def _megabyte(rng: random.Random) -> str:
-    unit = rng.choice(["1", "1+", "x", "{", "\\boxed{", "$", "$$", "\\", "answer is ", "#### ", "<answer>", "1,", " ", "\\("])
+    unit = rng.choice(
+        ["1", "1+", "x", "{", "\\boxed{", "$", "$$", "\\", "answer is ", "#### ", "<answer>", "1,", " ", "\\("]
+    )
     return unit * (10**6 // len(unit))
 
 
@@ -77,7 +83,16 @@ KINDS: tuple[tuple[int, Callable[[random.Random], str]], ...] = (
     (20, _unbalanced), (16, _expression), (14, _unicode), (12, _nested), (10, _code), (8, _tower), (8, _exponent),
     (6, _digits), (2, _factorials), (1, _megabyte),
 )  # fmt: skip
-FRAMES = ("{}", r"\boxed{{{}}}", r"so \boxed{{{}", "#### {}", "The answer is {}.", "${}$", "<answer>{}</answer>", r"\[{}\]")
+FRAMES = (
+    "{}",
+    r"\boxed{{{}}}",
+    r"so \boxed{{{}",
+    "#### {}",
+    "The answer is {}.",
+    "${}$",
+    "<answer>{}</answer>",
+    r"\[{}\]",
+)
 
 
 def hostile_texts(count: int, seed: int) -> Iterator[str]:

@@ -103,7 +103,11 @@ def test_some_numbers_may_be_left_out_where_the_rules_say_so() -> None:
 
 
 def test_a_problem_without_numbers_or_target_never_pays() -> None:
-    for problem in (Problem("p", "", "24"), Problem("p", "", "x", {"nums": [24]}), Problem("p", "", "24", {"nums": "24"})):
+    for problem in (
+        Problem("p", "", "24"),
+        Problem("p", "", "x", {"nums": [24]}),
+        Problem("p", "", "24", {"nums": "24"}),
+    ):
         assert judge_countdown("<answer>24</answer>", problem, every_number=True).status is Status.ERROR
 
 
@@ -113,7 +117,9 @@ def test_solutions_of_the_shared_problems_are_correct(shared_data: Path) -> None
     three = [row for row in rows if len(row["nums"]) == 3][:100]
     for row in three:
         problem = Problem(row["id"], row["problem"], row["answer"], {"nums": row["nums"]})
-        verdict = judge_countdown(f"<answer>{_solve(row['nums'], int(row['answer']))}</answer>", problem, every_number=True)
+        verdict = judge_countdown(
+            f"<answer>{_solve(row['nums'], int(row['answer']))}</answer>", problem, every_number=True
+        )
         assert verdict.correct, verdict
         assert not judge_countdown(f"<answer>{row['answer']}</answer>", problem, every_number=True).correct
 

@@ -105,7 +105,9 @@ def test_workers_killed_in_the_middle_lose_nothing() -> None:
         wrong = []
         for start in range(0, 300, 20):
             requests = [
-                Request("math", f"\\boxed{{{n}x + \\sqrt{{{n}}}}}", Problem("", "", f"\\sqrt{{{n - n % 2}}} + {n - n % 2}x"))
+                Request(
+                    "math", f"\\boxed{{{n}x + \\sqrt{{{n}}}}}", Problem("", "", f"\\sqrt{{{n - n % 2}}} + {n - n % 2}x")
+                )
                 for n in range(start + 2, start + 22)
             ]
             verdicts = pool.judge(requests)

@@ -127,7 +127,10 @@ def test_what_a_users_function_may_return(pool: JudgePool) -> None:
 @pytest.mark.parametrize(
     ("verifier", "message"),
     [
-        ("maths", r"reward\.verifier=maths: there is no such verifier; allowed are math, integer, countdown, .*gym, or your own"),
+        (
+            "maths",
+            r"reward\.verifier=maths: there is no such verifier; allowed are math, integer, .*gym, or your own",
+        ),
         ("nowhere:judge", r"the module 'nowhere' cannot be imported: ModuleNotFoundError"),
         ("broken:judge", r"the module 'broken' cannot be imported: ZeroDivisionError"),
         ("hostile:juge", r"'juge' is not there in .*hostile\.py; it has .*judge"),

@@ -10,8 +10,8 @@ from tepo.config.data import DataConfig, FormatReward, OverlongPunishment, Rewar
 from tepo.data.load import load_task
 from tepo.data.problem import Problem, TaskData
 from tepo.errors import TepoError
-from tepo.rewards.reward import reward_metrics
 from tepo.rewards import Response, RewardFunction, Status, Verdict, soft_overlong, status_shares
+from tepo.rewards.reward import reward_metrics
 
 PROBLEM = Problem("p", "What is 1 + 1?", "2")
 TASK = TaskData("sums", [PROBLEM], [PROBLEM], verifier="math")

@@ -67,8 +67,8 @@ class RewardConfig(Section):
 
     verifier: str = Field(
         "auto",
-        description="`math`, `integer`, `countdown` (every number once), `countdown_any` (some may be left out), `exact`, "
-        "`gym`, or your own `module:function`; `auto` takes the task's own",
+        description="`math`, `integer`, `countdown` (every number once), `countdown_any` (some may be left out), "
+        "`exact`, `gym`, or your own `module:function`; `auto` takes the task's own",
     )
     correct: float = Field(1.0, description="score of a correct answer (Tulu 3: 10; DAPO: 1)")
     wrong: float = Field(0.0, description="score of every other answer (DAPO: -1)")

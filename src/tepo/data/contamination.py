@@ -1,4 +1,4 @@
-"""Training questions that share much of their text with a held-out one: copies with another wording, or with other numbers."""
+"""Training questions that share much of their text with a held-out one: copies, reworded or renumbered."""
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ WORDS = 8
 SHARE = 0.5
 """Of a held-out question's pieces, from which on a training question is told."""
 COMMON = 0.01
-"""A piece in more than this share of the held-out questions (and in more than two) is the form of the task, not text."""
+"""A piece in more than this share of the held-out questions (and in more than two) is the form of the task."""
 SHOWN = 5
 
 
@@ -31,8 +31,8 @@ def find_overlaps(
     those; in the order of `train`.
 
     Words are those of `tepo.data.problem.normalised`: numbers and signs are words too. Held-out questions of fewer than
-    `words` words have no pieces and are never met, and pieces that stand in more than `COMMON` of the held-out questions
-    do not count; equal questions have to be taken out before.
+    `words` words have no pieces and are never met, and pieces that stand in more than `COMMON` of the held-out
+    questions do not count; equal questions have to be taken out before.
     """
     holders: defaultdict[tuple[str, ...], list[int]] = defaultdict(list)
     for index, problem in enumerate(test):
@@ -63,6 +63,6 @@ def contamination_notes(train: Sequence[Problem], test: Sequence[Problem]) -> tu
     examples = ", ".join(f"{o.train_id} ~ {o.test_id} ({o.share:.0%})" for o in overlaps[:SHOWN])
     more = ", ..." if len(overlaps) > SHOWN else ""
     return (
-        f"{len(overlaps)} training questions share at least {SHARE:.0%} of the {WORDS}-word pieces of a held-out question "
-        f"and are kept: {examples}{more}",
+        f"{len(overlaps)} training questions share at least {SHARE:.0%} of the {WORDS}-word pieces of a held-out "
+        f"question and are kept: {examples}{more}",
     )

@@ -120,9 +120,7 @@ PRESETS: dict[str, Preset] = {
     ),
     "math500": _benchmark(_MATH_500, _MATH_LICENCE),
     "aime24": _benchmark(_AIME_24, _CONTEST, verifier="integer", protocol=AVG_32),
-    "aime25": _benchmark(
-        HubSplit("math-ai/aime25", "test", _PROBLEM), _CONTEST, verifier="integer", protocol=AVG_32
-    ),
+    "aime25": _benchmark(HubSplit("math-ai/aime25", "test", _PROBLEM), _CONTEST, verifier="integer", protocol=AVG_32),
     "amc23": _benchmark(HubSplit("math-ai/amc23", "test", _QUESTION), _CONTEST, protocol=AVG_32),
     "minerva": _benchmark(
         HubSplit("math-ai/minervamath", "test", _QUESTION), "no licence stated; from MIT OpenCourseWare"

@@ -198,7 +198,7 @@ def record(problem: Problem, response: Response, verdict: Verdict, decode: Any) 
 
 
 def _labelled(problem: Problem, names: Sequence[str]) -> str | int | float | None:
-    """The first label of a problem under one of `names`; of a path such as `Mathematics -> Algebra -> ...` the second."""
+    """The first label of a problem under one of `names`; of a path `Mathematics -> Algebra -> ...` the second."""
     value = next((problem.info[name] for name in names if problem.info.get(name) not in (None, "", [])), None)
     value = value[0] if isinstance(value, list | tuple) else value
     if isinstance(value, str) and " -> " in value:

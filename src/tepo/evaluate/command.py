@@ -55,10 +55,10 @@ def evaluate_model(
     of_one = [item.partition("=")[0] for item in overrides if item.startswith(OF_ONE_DATA_SET)]
     if len(names) > 1 and of_one:
         raise TepoError(f"{', '.join(of_one)}: of one data set, and there are {len(names)}; a file is --data NAME=FILE")
+    asked: list[str | None] = [*names] or [None]
     recipes = {
         _label(name, recipe): recipe
-        for name in names or [None]
-        if (recipe := recipe_for(model, name, config, overrides))
+        for name, recipe in ((name, recipe_for(model, name, config, overrides)) for name in asked)
     }
     settings = {
         "model": model,

@@ -107,8 +107,8 @@ def compare_responses(
     if not out:
         shown = [", ".join(f"{data} ({kind})" for data, kind in side) or "nothing" for side in (left, right)]
         raise TepoError(
-            f"nothing to compare: {names[0]} has {shown[0]}, {names[1]} has {shown[1]}; they must have a data set, a way "
-            f"of sampling and problems in common"
+            f"nothing to compare: {names[0]} has {shown[0]}, {names[1]} has {shown[1]}; they must have a data set, a "
+            f"way of sampling and problems in common"
         )
     return out
 

@@ -22,7 +22,14 @@ def write_plot(path: Path, model: str, results: Mapping[str, Mapping[str, Accura
         ks = list(result.pass_at_k)
         low = [100 * result.pass_intervals[k][0] for k in ks]
         high = [100 * result.pass_intervals[k][1] for k in ks]
-        band = {"x": ks + ks[::-1], "y": high + low[::-1], "fill": "toself", "fillcolor": colour, "opacity": 0.15}
+        band = {
+            "x": ks + ks[::-1],
+            "y": high + low[::-1],
+            "mode": "lines",
+            "fill": "toself",
+            "fillcolor": colour,
+            "opacity": 0.15,
+        }
         figure.add_scatter(**band, line={"width": 0}, hoverinfo="skip", showlegend=False, legendgroup=name)
         figure.add_scatter(
             x=ks,

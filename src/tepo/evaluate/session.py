@@ -73,8 +73,8 @@ class Session:
         template = resolve_template(task.template, policy.tokenizer)
         limit = _prompt_limit(recipe, policy)
         session = cls(
-            recipe, policy, engine, task, task.train, task.test, RewardFunction(recipe.reward, task), dict(task.dropped),
-            template, task.notes,
+            recipe, policy, engine, task, task.train, task.test, RewardFunction(recipe.reward, task),
+            dict(task.dropped), template, task.notes,
         )  # fmt: skip
         try:
             session._check_golds()
@@ -103,8 +103,8 @@ class Session:
                 self.train = [problem for problem in problems if problem.id not in unreadable]
                 if not self.train:
                     raise TepoError(
-                        f"data.name={self.task.name}: no gold answer can be read by reward.verifier={self.judge.verifier} "
-                        f"({shown}{more})"
+                        f"data.name={self.task.name}: no gold answer can be read by reward.verifier="
+                        f"{self.judge.verifier} ({shown}{more})"
                     )
                 self.dropped[f"gold answers that cannot be read: {shown}{more}"] = len(unreadable)
             else:

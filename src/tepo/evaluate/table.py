@@ -23,7 +23,7 @@ def how(result: Accuracy) -> str:
 
 
 def data_tables(model: str, name: str, results: Mapping[str, Accuracy]) -> list[Table]:
-    """One data set: a column for each way of sampling; then a table by subject and one by level, where there are some."""
+    """One data set: a column for each way of sampling; then tables by subject and by level, where there are some."""
     columns = list(results.values())
     title = f"{model} on {name}: {columns[0].problems} problems, 95 % intervals"
     table = Table(title=title, title_justify="left")
@@ -63,7 +63,17 @@ def _group_table(name: str, grouping: str, results: Mapping[str, Accuracy]) -> T
 def overview(model: str, results: Mapping[str, Mapping[str, Accuracy]]) -> Table:
     """Several data sets: a row for each way of sampling each of them, and the mean of the accuracies."""
     table = Table(title=f"{model}: 95 % intervals over problems", title_justify="left")
-    for column in ("data", "problems", "responses", "accuracy", "pass@k", "maj@k", "truncated", "no answer", "unparsable"):
+    for column in (
+        "data",
+        "problems",
+        "responses",
+        "accuracy",
+        "pass@k",
+        "maj@k",
+        "truncated",
+        "no answer",
+        "unparsable",
+    ):
         table.add_column(column)
     for name, kinds in results.items():
         for result in kinds.values():
@@ -74,7 +84,9 @@ def overview(model: str, results: Mapping[str, Mapping[str, Accuracy]]) -> Table
                 how(result),
                 percent(result.accuracy, result.interval),
                 f"@{most} {percent(result.pass_at_k[most], result.pass_intervals[most])}" if most > 1 else "",
-                "" if result.majority is None else f"@{result.samples} {percent(result.majority, result.majority_interval)}",
+                ""
+                if result.majority is None
+                else f"@{result.samples} {percent(result.majority, result.majority_interval)}",
                 percent(result.truncated),
                 percent(result.verdicts["no_answer"]),
                 percent(result.verdicts["unparsable"]),

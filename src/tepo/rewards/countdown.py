@@ -105,7 +105,7 @@ def given_numbers(problem: Problem) -> list[int] | None:
 
 
 def find_expression(response: str) -> str | None:
-    """The expression in `<answer>`, in a box, after `####` or "answer is", or left of the last `= number`; else None."""
+    """The expression in `<answer>`, a box, after `####` or "answer is", or left of the last `= number`; else None."""
     text = answer_region(response)
     tagged = last_tagged(text)
     if tagged is None and has_box(text):
@@ -153,7 +153,9 @@ def judge_countdown(response: str, problem: Problem, *, every_number: bool) -> V
     if Counter(used) - Counter(numbers):
         return failed(Status.WRONG, f"it uses {_listed(used)}; given are {_listed(numbers)}, once each", expression)
     if every_number and Counter(used) != Counter(numbers):
-        return failed(Status.WRONG, f"it leaves out {_listed((Counter(numbers) - Counter(used)).elements())}", expression)
+        return failed(
+            Status.WRONG, f"it leaves out {_listed((Counter(numbers) - Counter(used)).elements())}", expression
+        )
     if value != target:
         return failed(Status.WRONG, f"it is worth {value}, not {target}", expression)
     return Verdict(Status.CORRECT, 1.0, expression, f"it is worth {target}")

@@ -10,7 +10,7 @@ MAX_SHOWN = 80
 
 
 def whole_number(text: str) -> Fraction | None:
-    """The value of an answer written as a number: `025`, `1,080`, `27.0`, `336^\\circ`, `x = 5`, `2 + 3 = 5`; else None."""
+    """The value of an answer written as a number: `025`, `1,080`, `27.0`, `336^\\circ`, `2 + 3 = 5`; else None."""
     return as_number(without_letter_unit(tidy(text.rsplit("=", 1)[-1])))
 
 

@@ -119,7 +119,7 @@ def _compare(gold: tuple[Any, ...], answer: tuple[Any, ...]) -> bool:
 
 
 def _equal_where_real(gold: Any, answer: Any) -> bool:
-    """Whether two expressions with roots are one real function: sqrt(1/n) and 1/sqrt(n) differ only where both are not real.
+    """Whether two expressions with roots are one real function: sqrt(1/n) and 1/sqrt(n) differ where neither is real.
 
     Tried at rational points of all signs; where only one of them is real they differ.
     """

@@ -39,11 +39,17 @@ _PLAIN_FRACTION = re.compile(
     r"([-+]?)\s*(?:\\[dtc]?frac\s*\{\s*(-?\d+)\s*\}\s*\{\s*(-?\d+)\s*\}|\\[dtc]?frac\s*(\d)\s*(\d)|(\d+)\s*/\s*(\d+))"
 )
 _LETTER_UNIT_APART = re.compile(r"(?<=[\d}i])\s*\\[;:,]\s*[mshg]\s*\^\s*\{?\s*[23]\s*\}?$")
-_LEAD = re.compile(r"^(?:\\approx(?![A-Za-z])\s*|(?:the\s+)?(?:general\s+)?solutions?\s*(?:is|are)?\s*:\s*)", re.IGNORECASE)
-_NO_SOLUTION = re.compile(r"no\s+solutions?(?:\s*:\s*\\(?:emptyset|oslash|varnothing))?|\\oslash|\\varnothing", re.IGNORECASE)
+_LEAD = re.compile(
+    r"^(?:\\approx(?![A-Za-z])\s*|(?:the\s+)?(?:general\s+)?solutions?\s*(?:is|are)?\s*:\s*)", re.IGNORECASE
+)
+_NO_SOLUTION = re.compile(
+    r"no\s+solutions?(?:\s*:\s*\\(?:emptyset|oslash|varnothing))?|\\oslash|\\varnothing", re.IGNORECASE
+)
 _CLOCK = re.compile(r"(?<=\d)\s*([ap])\.?\s*m\.?$", re.IGNORECASE)
 _WITH_INTERVAL = re.compile(r".*(?:[<>]|\\[lg]e|\\leqslant|\\geqslant)[^:]*:\s*(?=[(\[])", re.DOTALL)
-_SET_OF = re.compile(r"\\\{\s*[A-Za-z]\s*(?:\||\\mid|:)([^{}|\\]*(?:\\(?:leq?|geq?|leqslant|geqslant|lt|gt|infty|sqrt|pi)[^{}|\\]*)+|[^{}|\\]*[<>][^{}|\\]*)\\\}")
+_SET_OF = re.compile(
+    r"\\\{\s*[A-Za-z]\s*(?:\||\\mid|:)([^{}|\\]*(?:\\(?:leq?|geq?|leqslant|geqslant|lt|gt|infty|sqrt|pi)[^{}|\\]*)+|[^{}|\\]*[<>][^{}|\\]*)\\\}"
+)
 _SHORT_FRACTION = re.compile(r"\\frac\s*(\\[A-Za-z]+|[A-Za-z0-9])\s*(\\[A-Za-z]+|[A-Za-z0-9])(?![A-Za-z])")
 _NAMED_SUBSCRIPT = re.compile(r"_\s*(?:\{\s*\\([A-Za-z]+)\s*\}|\\([A-Za-z]+))")
 _POINT_WITHOUT_DIGITS = re.compile(r"(?<=\d)\.(?=\s*[-+*/)}])")
@@ -117,7 +123,7 @@ def as_latex(tidied: str) -> str:
 
 
 def _as_list(text: str) -> str:
-    """A list of answers in its plainest form: `[x=1, y=2]` without brackets, `f(x)=1, f(x)=2` as `1, 2`, `1 \\pm i` as two."""
+    """A list of answers plainly: `[x=1, y=2]` without brackets, `f(x)=1, f(x)=2` as `1, 2`, `1 \\pm i` as two."""
     if text.startswith("\\{") and text.endswith("\\}"):
         members = split_list(text[2:-2].strip())
         return f"\\{{{', '.join(value for part in members for value in _both_signs(part))}\\}}"

@@ -26,8 +26,8 @@ from tepo.rewards.wire import encode
 
 MAX_CACHED = 20_000
 WALL_CLOCK = 4.0
-"""Times the time-out that an answer may take by the wall clock. Processor time is what is limited: on a busy machine, or
-while a model computes on all cores, an answer takes longer and is not worse for it."""
+"""Times the time-out that an answer may take by the wall clock. Processor time is what is limited: on a busy machine,
+or while a model computes on all cores, an answer takes longer and is not worse for it."""
 _MAX_TEXT = 1_000_000
 _KEPT = {"gym": MAX_GYM_REGION} | dict.fromkeys(("math", "integer", "countdown", "countdown_any", "exact"), MAX_REGION)
 _BY_GOLD_ALONE = ("math", "integer", "exact", FORMAT, *(GOLD + name for name in ("math", "integer", "exact")))
@@ -37,7 +37,7 @@ _REPEATABLE = (Status.CORRECT, Status.WRONG, Status.UNPARSABLE, Status.NO_ANSWER
 
 @dataclass(frozen=True)
 class Request:
-    """One answer to judge. `verifier`: one of `judges.BUILT_IN`, `module:function`, `format` (a pattern), `gold:` + name."""
+    """One answer to judge. `verifier`: of `judges.BUILT_IN`, `module:function`, `format` (a pattern), `gold:` + name."""
 
     verifier: str
     response: str

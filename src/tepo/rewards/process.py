@@ -91,7 +91,7 @@ class WorkerProcess:
         """Send a request and wait for its reply, `timeout` seconds at most.
 
         Raises:
-            WorkerTimedOut, WorkerSpent, WorkerDied, WorkerKilled: the worker must be closed then; its pipes are out of step.
+            WorkerTimedOut, WorkerSpent, WorkerDied, WorkerKilled: the worker must be closed; its pipes are out of step.
         """
         deadline = time.monotonic() + timeout
         try:
