@@ -139,6 +139,17 @@ def test_another_evaluation_in_the_folder_is_not_mixed_with_this_one(tmp_path: P
         evaluate_model(str(model), [str(data)], 2, overrides=TINY[:3], output=tmp_path / "p", console=QUIET)
 
 
+def test_a_mistake_leaves_nothing_behind(tmp_path: Path) -> None:
+    for model, data in (
+        ("./no/model", "arithmetic"),
+        ("embedded", "no-such-data"),
+        ("embedded", "aime24=nothing.jsonl"),
+    ):
+        with pytest.raises(TepoError):
+            evaluate_model(model, [data], output=tmp_path / "o", console=QUIET)
+        assert list(tmp_path.iterdir()) == []
+
+
 def test_two_processes_do_not_write_one_file(tmp_path: Path) -> None:
     with SavedResponses(tmp_path / "o", {"a": 1}), pytest.raises(TepoError, match="another evaluation is writing"):
         SavedResponses(tmp_path / "o", {"a": 1})

@@ -85,6 +85,12 @@ class SavedResponses:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._file.close()
+        if error is not None and not self._lines:
+            # Nothing was measured: a mistyped name leaves no folder behind.
+            for name in (RESPONSES, SETTINGS):
+                (self.folder / name).unlink()
+            if not any(self.folder.iterdir()):
+                self.folder.rmdir()
 
 
 def _check_settings(folder: Path, settings: dict[str, Any]) -> None:

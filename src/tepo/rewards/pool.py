@@ -37,7 +37,7 @@ _REPEATABLE = (Status.CORRECT, Status.WRONG, Status.UNPARSABLE, Status.NO_ANSWER
 
 @dataclass(frozen=True)
 class Request:
-    """One answer to judge. `verifier`: of `judges.BUILT_IN`, `module:function`, `format` (a pattern), `gold:` + name."""
+    """An answer to judge. `verifier`: of `judges.BUILT_IN`, `module:function`, `format` (a pattern), `gold:` + name."""
 
     verifier: str
     response: str
