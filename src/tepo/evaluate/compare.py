@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -134,18 +134,19 @@ def compare_evaluations(first: Path, second: Path, console: Console | None = Non
     """
     found = compare_responses(read_responses(first), read_responses(second), (str(first), str(second)))
     table = Table(title=f"A: {first}\nB: {second}", title_justify="left")
-    for column in ("data", "problems", "A", "B", "B - A, 95 % interval", "B better / worse", "p", "verdict"):
-        table.add_column(column)
+    table.add_column("")
     for row in found:
-        table.add_row(
-            f"{row.data}, {row.kind}",
-            f"{row.problems}" + (f" ({row.unmatched} in one only)" if row.unmatched else ""),
-            percent(row.first),
-            percent(row.second),
-            percent(row.difference, row.interval),
-            f"{row.better} / {row.worse}",
-            f"{row.p_value:.3g} ({row.test})",
-            row.verdict,
-        )
+        table.add_column(f"{row.data}, {row.kind}")
+    lines: dict[str, Callable[[Comparison], str]] = {
+        "problems": lambda row: f"{row.problems}" + (f" ({row.unmatched} in one only)" if row.unmatched else ""),
+        "A": lambda row: percent(row.first),
+        "B": lambda row: percent(row.second),
+        "B - A, 95 % interval": lambda row: percent(row.difference, row.interval),
+        "B better, worse": lambda row: f"{row.better}, {row.worse}",
+        "p of no difference": lambda row: f"{row.p_value:.3g} ({row.test})",
+        "verdict": lambda row: row.verdict,
+    }
+    for label, shown in lines.items():
+        table.add_row(label, *map(shown, found))
     (console or Console()).print(table)
     return [asdict(row) | {"verdict": row.verdict} for row in found]

@@ -63,35 +63,20 @@ def _group_table(name: str, grouping: str, results: Mapping[str, Accuracy]) -> T
 def overview(model: str, results: Mapping[str, Mapping[str, Accuracy]]) -> Table:
     """Several data sets: a row for each way of sampling each of them, and the mean of the accuracies."""
     table = Table(title=f"{model}: 95 % intervals over problems", title_justify="left")
-    for column in (
-        "data",
-        "problems",
-        "responses",
-        "accuracy",
-        "pass@k",
-        "maj@k",
-        "truncated",
-        "no answer",
-        "unparsable",
-    ):
+    for column in ("data", "accuracy", "pass@k", "maj@k"):
         table.add_column(column)
     for name, kinds in results.items():
         for result in kinds.values():
             most = max(result.pass_at_k)
-            table.add_row(
-                name,
-                str(result.problems),
-                how(result),
-                percent(result.accuracy, result.interval),
-                f"@{most} {percent(result.pass_at_k[most], result.pass_intervals[most])}" if most > 1 else "",
+            sampled = f"{result.samples} x T = {result.temperature:g}" if result.temperature else "greedy"
+            solved = f"@{most} {percent(result.pass_at_k[most], result.pass_intervals[most])}" if most > 1 else ""
+            voted = (
                 ""
                 if result.majority is None
-                else f"@{result.samples} {percent(result.majority, result.majority_interval)}",
-                percent(result.truncated),
-                percent(result.verdicts["no_answer"]),
-                percent(result.verdicts["unparsable"]),
+                else f"@{result.samples} {percent(result.majority, result.majority_interval)}"
             )
+            table.add_row(f"{name}, {sampled}", percent(result.accuracy, result.interval), solved, voted)
     firsts = [next(iter(kinds.values())).accuracy for kinds in results.values()]
     table.add_section()
-    table.add_row("mean of the data sets", "", "", percent(sum(firsts) / len(firsts)))
+    table.add_row("mean of the data sets", percent(sum(firsts) / len(firsts)))
     return table
