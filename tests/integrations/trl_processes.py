@@ -37,8 +37,8 @@ def main() -> None:
     config = GRPOConfig(
         output_dir=tempfile.mkdtemp(), per_device_train_batch_size=rows, num_generations=8, max_completion_length=12,
         learning_rate=0.003, lr_scheduler_type="constant", max_grad_norm=1e9, use_cpu=True, bf16=False,
-        report_to="none", save_strategy="no", gradient_checkpointing=False, disable_tqdm=True, num_iterations=2, steps_per_generation=1,
-        max_steps=4, gradient_accumulation_steps=1, optim="sgd",
+        report_to="none", save_strategy="no", gradient_checkpointing=False, disable_tqdm=True, num_iterations=2,
+        steps_per_generation=1, max_steps=4, gradient_accumulation_steps=1, optim="sgd",
     )  # fmt: skip
     trainer = ObjectiveTrainer(
         model, reward, config, train_dataset=problems(), processing_class=tokenizer, rollout_func=rollout,
