@@ -105,15 +105,12 @@ def evaluate(
     """Accuracy, pass@k and maj@k of a model on held-out problems, with 95 % intervals over problems.
 
     Benchmarks are measured as papers do: AIME and AMC with 32 samples at temperature 0.6, the others greedily, on all
-    their problems; --samples and --temperature replace that. Everything else is sampled as the recipe says, and
-    greedily; a checkpoint brings the recipe and the data of its run.
+    their problems. Everything else is sampled as the recipe says, and greedily; a checkpoint brings that of its run.
 
     The folder gets eval.json, responses.jsonl and pass_at_k.html. The same command again goes on where it was
     interrupted, and samples nothing twice.
 
     Examples:
-
-        tepo eval runs/arithmetic/checkpoints/step_320 -k 8
 
         tepo eval Qwen/Qwen2.5-0.5B-Instruct --data math500,aime24,amc23 rollout.max_response_tokens=4096
 

@@ -78,10 +78,7 @@ def evaluate_model(
             # The model is loaded once; a session that is closed has ended its judges alone.
             with Session.open(recipe, trainable=False) if first is None else first.on(recipe) as session:
                 first = first or session
-                for note in session.notes:
-                    console.print(f"note: {note}", style="yellow", markup=False)
-                for reason, count in session.dropped.items():
-                    console.print(f"left out: {count} problems ({reason})", style="yellow", markup=False)
+                _tell(session, console)
                 protocol = session.task.protocol if names else None
                 results[label] = {
                     part.kind: _measure(session, label, part, saved, console)
@@ -96,6 +93,14 @@ def evaluate_model(
         console.print(f"pass@k: {folder / PLOT}", markup=False)
     console.print(f"written to {folder}", markup=False)
     return results
+
+
+def _tell(session: Session, console: Console) -> None:
+    """What a person should know of the data before its figures."""
+    for note in session.notes:
+        console.print(f"note: {note}", style="yellow", markup=False)
+    for reason, count in session.dropped.items():
+        console.print(f"left out: {count} problems ({reason})", style="yellow", markup=False)
 
 
 def _measure(session: Session, label: str, part: Pass, saved: SavedResponses, console: Console) -> Accuracy:
