@@ -128,6 +128,8 @@ def test_agreement_with_the_labelled_pairs(shared_data: Path) -> None:
 NEW_SPELLINGS = [
     (r"576\pi", r"576\pi\;m^{2}", True),
     ("3", r"3\;m", False),
+    (r"\frac{1}{2}", r"\frac{1}{2}\,m^{2}", False),
+    (r"\frac{1}{2}m^2", r"\frac{1}{2}\,m^{2}", True),
     (r"\frac{1}{\sqrt{n}}", r"\sqrt{1/n}", True),
     ("x", r"\sqrt{x^2}", False),
     (r"x\sqrt{y}", r"\sqrt{x^2 y}", False),

@@ -38,7 +38,7 @@ _PLAIN_NUMBER = re.compile(r"([-+]?)(\d+(?:\.\d*)?|\.\d+)(?:[eE]([-+]?\d{1,3}))?
 _PLAIN_FRACTION = re.compile(
     r"([-+]?)\s*(?:\\[dtc]?frac\s*\{\s*(-?\d+)\s*\}\s*\{\s*(-?\d+)\s*\}|\\[dtc]?frac\s*(\d)\s*(\d)|(\d+)\s*/\s*(\d+))"
 )
-_LETTER_UNIT_APART = re.compile(r"(?<=[\d}i])\s*\\[;:,]\s*[mshg]\s*\^\s*\{?\s*[23]\s*\}?$")
+_LETTER_UNIT_APART = re.compile(r"(?<=[\di])\s*\\[;:,]\s*m\s*\^\s*\{?\s*[23]\s*\}?$")
 _LEAD = re.compile(
     r"^(?:\\approx(?![A-Za-z])\s*|(?:the\s+)?(?:general\s+)?solutions?\s*(?:is|are)?\s*:\s*)", re.IGNORECASE
 )
