@@ -229,3 +229,16 @@ def test_memory_grows_with_the_prompt_once_per_group(window: int | None) -> None
         kept_elements(200, count, window=window) - kept_elements(100, count, window=window) for count in (2, 12)
     )
     assert few == many > 0
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_adapters_on_the_output_layer_and_tied_embeddings(tied: bool) -> None:
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+    config = peft.LoraConfig(r=2, target_modules=["lm_head", "q_proj"], task_type="CAUSAL_LM", init_lora_weights=False)
+    model = tiny_model(tie_word_embeddings=tied)
+    if tied:  # whole: the weight gets gradients as an embedding and as an output layer
+        assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    else:
+        model = peft.get_peft_model(model, config)
+    assert relative_difference(Policy(model, character_tokenizer())) < 1e-5

@@ -147,6 +147,8 @@ class _LogpAndEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
         hidden, targets, entropy, *trained = ctx.saved_tensors
+        if all(gradient is None for gradient in gradients):
+            return (None,) * len(ctx.needs_input_grad)
         sums = [torch.zeros_like(parameter) for parameter in trained]
         of_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[4] else None
         for part in _chunks(len(hidden), ctx.rows):
@@ -170,14 +172,13 @@ def _logit_gradient(
 ) -> Tensor:
     """[C, V]: g (1[j = a] - p_j) - h p_j (log p_j + H), from the gradients g, h [C] of log-prob and entropy H."""
     log_probs = torch.log_softmax(logits, dim=-1)
-    probs = log_probs.exp()
+    g = torch.zeros_like(entropy) if of_logp is None else of_logp
     if of_entropy is None:
-        assert of_logp is not None
-        slopes = probs.mul_(-of_logp[:, None])
+        slopes = log_probs.exp_().mul_(-g[:, None])
     else:
-        slopes = log_probs.add_(entropy[:, None]).mul_(-of_entropy[:, None])
-        slopes = (slopes if of_logp is None else slopes.sub_(of_logp[:, None])).mul_(probs)
-    return slopes if of_logp is None else slopes.scatter_add_(-1, targets[:, None], of_logp[:, None])
+        probs = log_probs.exp()
+        slopes = log_probs.add_(entropy[:, None]).mul_(-of_entropy[:, None]).sub_(g[:, None]).mul_(probs)
+    return slopes.scatter_add_(-1, targets[:, None], g[:, None])
 
 
 def _chunks(tokens: int, rows: int) -> list[slice]:
