@@ -14,6 +14,7 @@ output layer; those inside attention are left out.
 from __future__ import annotations
 
 import argparse
+import copy
 import ctypes
 import json
 import os
@@ -43,6 +44,7 @@ from tepo.train.sample import Sample
 from tepo.train.update import Updater
 
 DTYPES = {"fp32": None, "bf16": torch.bfloat16}
+OBJECTIVE = get_objective("grpo", ref_kl=None)
 Step = Callable[[], list[Tensor]]
 """Computes the gradients of all parameters anew."""
 
@@ -107,20 +109,17 @@ def make_samples(arguments: argparse.Namespace, tokenizer: Any) -> list[Sample]:
                     Response(ids, (0.0,) * len(ids), True), Verdict(Status.CORRECT, 1.0), reward,
                 )
             )  # fmt: skip
+    rewards, groups = (torch.tensor([getattr(sample, name) for sample in samples]) for name in ("reward", "group"))
+    for sample, advantage in zip(samples, OBJECTIVE.advantages(rewards.double(), groups).tolist(), strict=True):
+        sample.advantage = advantage
     return samples
 
 
-def load(arguments: argparse.Namespace) -> tuple[Any, Any]:
-    config = ModelConfig(name=arguments.model, gradient_checkpointing=arguments.gradient_checkpointing)
-    model, tokenizer = load_model(config)
-    return model.to(arguments.device), tokenizer
-
-
-def our_step(arguments: argparse.Namespace, samples: list[Sample]) -> Step:
-    policy = Policy(*load(arguments), autocast=DTYPES[arguments.dtype])
+def our_step(arguments: argparse.Namespace, model: Any, tokenizer: Any, samples: list[Sample]) -> Step:
+    policy = Policy(model, tokenizer, autocast=DTYPES[arguments.dtype])
     assert policy.unpacked_because is None, policy.unpacked_because
     config = TrainerConfig(tokens_per_microbatch=arguments.tokens_per_microbatch, max_grad_norm=1e9)
-    updater = Updater(policy, get_objective("grpo"), config)
+    updater = Updater(policy, OBJECTIVE, config)
     updater.prepare(samples, [samples])
     updater.optimizer.step = lambda *_, **__: None  # type: ignore[method-assign]
     updater.optimizer.zero_grad = lambda *_, **__: None  # type: ignore[method-assign]
@@ -133,11 +132,10 @@ def our_step(arguments: argparse.Namespace, samples: list[Sample]) -> Step:
     return step
 
 
-def trl_step(arguments: argparse.Namespace, samples: list[Sample]) -> Step:
+def trl_step(arguments: argparse.Namespace, model: Any, tokenizer: Any, samples: list[Sample]) -> Step:
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
-    model, tokenizer = load(arguments)
     rows = arguments.rows_per_microbatch
     parts = len(samples) // rows
     config = GRPOConfig(
@@ -244,10 +242,17 @@ def memory_in_own_process(side: str) -> float:
     return float(done.stdout.splitlines()[-1])
 
 
+def load(arguments: argparse.Namespace) -> tuple[Any, Any, list[Sample]]:
+    """Model, tokenizer, samples."""
+    config = ModelConfig(name=arguments.model, gradient_checkpointing=arguments.gradient_checkpointing)
+    model, tokenizer = load_model(config)
+    return model.to(arguments.device), tokenizer, make_samples(arguments, tokenizer)
+
+
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
-    samples = make_samples(arguments, load_model(ModelConfig(name=arguments.model))[1])
-    ours, device = our_step(arguments, samples), arguments.device
-    trl = trl_step(arguments, samples)  # after ours, whose preparation sets the advantages
+    model, tokenizer, samples = load(arguments)
+    ours, device = our_step(arguments, copy.deepcopy(model), tokenizer, samples), arguments.device
+    trl = trl_step(arguments, model, tokenizer, samples)
     mine, theirs = (torch.cat([gradient.flatten() for gradient in step()]) for step in (ours, trl))
     error = float((mine - theirs).norm() / theirs.norm())
     del mine, theirs
@@ -281,10 +286,8 @@ def main() -> None:
     arguments = parse()
     torch.set_num_threads(arguments.threads)
     if arguments.memory_of is not None:
-        samples = make_samples(arguments, load_model(ModelConfig(name=arguments.model))[1])
-        step = our_step(arguments, samples)
-        if arguments.memory_of == "trl":
-            step = trl_step(arguments, samples)
+        make = {"ours": our_step, "trl": trl_step}[arguments.memory_of]
+        step = make(arguments, *load(arguments))
         print(peak_memory(step, arguments.device))
         return
     found = measure(arguments)

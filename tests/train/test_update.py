@@ -301,3 +301,19 @@ def test_learning_rate_schedules() -> None:
     cosine = config.model_copy(update={"schedule": "cosine", "warmup_steps": 0})
     assert learning_rate_at(cosine, 0) == 1.0
     assert learning_rate_at(cosine, 5) == pytest.approx(0.5)
+
+
+def test_in_bf16_an_update_of_1e_6_does_not_vanish(session: Session, rollout: Rollout) -> None:
+    """Weights stay fp32: rounded to bf16, as training in pure bf16 rounds them, most would be where they were."""
+    model, tokenizer = load_model(session.recipe.model)
+    policy = Policy(model, tokenizer, autocast=torch.bfloat16)
+    made = Updater(policy, get_objective("dapo"), CONFIG.model_copy(update={"learning_rate": 1e-6}))
+    samples = prepare(made, rollout)
+    before = torch.cat([parameter.detach().flatten().clone() for parameter in made.parameters])
+    made.step(samples, 1e-6)
+    after = torch.cat([parameter.detach().flatten() for parameter in made.parameters])
+    assert {parameter.dtype for parameter in made.parameters} == {torch.float32}
+    moved = (after - before).abs()
+    assert (moved > 5e-7).float().mean() > 0.5
+    assert moved.max() < 2e-6
+    assert (after.bfloat16() != before.bfloat16()).float().mean() < 0.1
