@@ -60,7 +60,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--zero-variance", type=float, default=0.0, help="share of the groups without a signal")
     parser.add_argument("--problems", type=Path, help=".jsonl with `problem`; without it, problems made here")
     parser.add_argument("--gradient-checkpointing", action="store_true", help="on both sides")
-    parser.add_argument("--tokens-per-microbatch", type=int, default=2048, help="ours")
+    parser.add_argument("--tokens-per-microbatch", type=int, default=640, help="ours")
     parser.add_argument("--rows-per-microbatch", type=int, default=8, help="TRL's; 8 is its default")
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--threads", type=int, default=os.cpu_count())

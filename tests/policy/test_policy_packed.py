@@ -242,3 +242,16 @@ def test_adapters_on_the_output_layer_and_tied_embeddings(tied: bool) -> None:
     else:
         model = peft.get_peft_model(model, config)
     assert relative_difference(Policy(model, character_tokenizer())) < 1e-5
+
+
+def test_a_backward_pass_inside_autocast_is_that_outside_of_it() -> None:
+    """accelerate and users may call it there; the output layer stays in fp32."""
+    policy = tiny_policy(autocast=torch.bfloat16)
+    found = []
+    for inside in (False, True):
+        policy.model.zero_grad()
+        loss = our_loss(policy, ROWS)
+        with torch.autocast("cpu", torch.bfloat16, enabled=inside):
+            loss.backward()
+        found.append(policy.base.get_output_embeddings().weight.grad.clone())
+    torch.testing.assert_close(found[0], found[1], rtol=1e-6, atol=1e-6)

@@ -61,9 +61,17 @@ class Head:
         return dataclasses.replace(self, layer=copy.deepcopy(self.layer).requires_grad_(False))
 
     def __call__(self, hidden: Tensor) -> Tensor:
+        return self.scaled(self.project(hidden))
+
+    def project(self, hidden: Tensor) -> Tensor:
+        """What the layer itself gives."""
         with torch.autocast(hidden.device.type, enabled=False):
-            logits: Tensor = self.layer(hidden.to(next(self.layer.parameters()).dtype))
-        logits = logits if logits.dtype == torch.float64 else logits.float()
+            projected: Tensor = self.layer(hidden.to(next(self.layer.parameters()).dtype))
+        return projected
+
+    def scaled(self, projected: Tensor) -> Tensor:
+        """The logits, from what the layer gives."""
+        logits = projected if projected.dtype == torch.float64 else projected.float()
         if self.factor != 1:
             logits = logits * self.factor
         return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
@@ -154,17 +162,39 @@ class _LogpAndEntropy(torch.autograd.Function):
         for part in _chunks(len(hidden), ctx.rows):
             with torch.enable_grad():
                 states = hidden[part].detach().requires_grad_(of_hidden is not None)
-                logits = ctx.head(states) / ctx.temperature
+                projected = ctx.head.project(states)
+                leaf = projected.detach().requires_grad_()
+                logits = ctx.head.scaled(leaf) / ctx.temperature
             slopes = _logit_gradient(
                 logits.detach(), targets[part], entropy[part], *(None if g is None else g[part] for g in gradients)
             )
-            wanted = [*trained, states] if of_hidden is not None else trained
-            found = torch.autograd.grad(logits, wanted, slopes)
-            for total, share in zip(sums, found, strict=False):
-                total += share
-            if of_hidden is not None:
-                of_hidden[part] = found[-1]
+            (slopes,) = torch.autograd.grad(logits, leaf, slopes)
+            with torch.autocast(hidden.device.type, enabled=False):
+                of_states = _through_layer(ctx.head.layer, states, projected, slopes, trained, sums)
+            if of_hidden is not None and of_states is not None:
+                of_hidden[part] = of_states
         return None, None, None, None, of_hidden, None, *sums
+
+
+def _through_layer(
+    layer: nn.Module, states: Tensor, projected: Tensor, slopes: Tensor, trained: list[Tensor], sums: list[Tensor]
+) -> Tensor | None:
+    """Add to the sums of the trained parameters' gradients what these slopes [C, V] of the layer's output give.
+
+    -> the gradient of `states` [C, D], if they want one.
+    """
+    if type(layer) is nn.Linear:  # by hand, without another tensor of the size of the weight
+        for parameter, total in zip(trained, sums, strict=True):
+            if parameter.dim() == 2:
+                total.addmm_(slopes.T, states.to(total.dtype))
+            else:
+                total += slopes.sum(0)
+        return slopes @ layer.weight if states.requires_grad else None
+    wanted = [*trained, states] if states.requires_grad else trained
+    found = torch.autograd.grad(projected, wanted, slopes)
+    for total, share in zip(sums, found, strict=False):
+        total += share
+    return found[-1] if states.requires_grad else None
 
 
 def _logit_gradient(
