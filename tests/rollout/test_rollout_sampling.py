@@ -15,7 +15,7 @@ from transformers import GenerationConfig
 
 from tepo.policy import Policy, Row
 from tepo.rollout import Sampling, TransformersEngine
-from tepo.rollout.transformers import sample
+from tepo.rollout.sampling import sample
 
 V = 5  # with the end token; so few that all responses can be listed
 SAMPLES = 4000
