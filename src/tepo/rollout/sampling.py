@@ -16,13 +16,14 @@ def sample(logits: Tensor, sampling: Sampling, uniform: Tensor) -> tuple[Tensor,
 
     logits: [B, V]; uniform: [B] float64 in [0, 1), what is random in each row; not read when greedy.
     """
-    scaled = logits / (sampling.temperature or 1.0)
     if sampling.temperature == 0:
-        chosen = scaled.argmax(dim=-1)
-    else:
-        scaled = _truncate(scaled, sampling)
-        chosen = draw(torch.softmax(scaled, dim=-1), uniform)
-    return chosen, scaled.gather(-1, chosen[:, None]).squeeze(-1) - scaled.logsumexp(dim=-1)
+        chosen = logits.argmax(dim=-1)
+        return chosen, logits.gather(-1, chosen[:, None]).squeeze(-1) - logits.logsumexp(dim=-1)
+    scaled = logits if sampling.temperature == 1 else logits / sampling.temperature
+    probs = torch.softmax(_truncate(scaled, sampling), dim=-1)
+    chosen = draw(probs, uniform)
+    # Of a probability that is not 0; its logarithm is as exact as a difference of logits.
+    return chosen, probs.gather(-1, chosen[:, None]).squeeze(-1).log()
 
 
 def draw(probs: Tensor, uniform: Tensor) -> Tensor:
@@ -31,7 +32,9 @@ def draw(probs: Tensor, uniform: Tensor) -> Tensor:
     In two levels, blocks of tokens and the tokens of one block: a cumulative sum over the whole vocabulary would be
     slow, and inexact in fp32; a random number for each token (Gumbel's maximum) takes most of a decoding step on a CPU.
     """
-    padded = torch.nn.functional.pad(probs, (0, -probs.shape[-1] % BLOCK)).unflatten(-1, (-1, BLOCK))
+    missing = -probs.shape[-1] % BLOCK
+    whole = torch.nn.functional.pad(probs, (0, missing)) if missing else probs
+    padded = whole.unflatten(-1, (-1, BLOCK))
     blocks = padded.sum(-1).double()
     block, before = _invert(blocks, uniform[:, None] * blocks.sum(-1, keepdim=True))
     inside = padded[torch.arange(len(probs), device=probs.device), block.squeeze(-1)].double()

@@ -14,6 +14,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from tepo.policy import Policy
+from tepo.rollout.packed import packed_layers
 
 ATTENTION = "tepo_slots"
 """The name under which transformers knows `slot_attention`."""
@@ -109,7 +110,8 @@ class SlotDecoder:
         before = base.config._attn_implementation
         base.set_attn_implementation(ATTENTION)
         try:
-            yield
+            with packed_layers(base):
+                yield
         finally:
             base.set_attn_implementation(before)
 
