@@ -64,7 +64,7 @@ def all_responses(policy: Policy, prompt: Sequence[int], max_tokens: int) -> dic
 @pytest.mark.parametrize(("temperature", "seed"), [(1.0, 11), (1.0, 12), (0.5, 13), (2.0, 14)])
 @pytest.mark.parametrize("family", ["llama", "mistral"])
 def test_whole_responses_have_the_models_probabilities(family: str, temperature: float, seed: int) -> None:
-    """Prompts of unequal length together: positions, rows that leave and rows that enter are at work, in both caches."""
+    """Prompts of unequal length together: positions, rows that leave and rows that enter are at work in both caches."""
     policy = small_policy(temperature, family)
     prompts = [[2, 3, 4], [0, 2, 2, 3, 4, 1, 0, 3]]
     engine = TransformersEngine(policy, batch_size=3000)

@@ -29,7 +29,7 @@ def slot_attention(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of one query to the keys of its slot, for transformers' AttentionInterface; of more queries, plain sdpa.
+    """Attention of one query to the keys of its slot, as transformers' AttentionInterface wants it; of more, plain sdpa.
 
     query: [B, H, 1, d]; key, value: [B, K, T, d], K heads that H / K queries share; attention_mask: [B, 1, 1, T] bool.
     The queries that share keys are one small matrix, so that no key is repeated. -> [B, 1, H, d].
@@ -52,7 +52,7 @@ AttentionMaskInterface.register(ATTENTION, sdpa_mask)
 
 
 class SlotLayer(CacheLayerMixin):
-    """The keys and values [slots, heads, capacity, width] of one layer. `update` writes one token into each used slot."""
+    """Keys and values [slots, heads, capacity, width] of one layer. `update` writes one token into each used slot."""
 
     is_sliding = False
 
@@ -116,7 +116,7 @@ class SlotDecoder:
             base.set_attn_implementation(before)
 
     def admit(self, prompts: Sequence[Sequence[int]], copies: Sequence[int]) -> Tensor:
-        """New rows, copies[i] for prompts[i], whose tokens go through the model once. -> [rows, D], what predicts next."""
+        """New rows, copies[i] for prompts[i], which go through the model once. -> [rows, D], what predicts next."""
         ids, attention = pad_right(prompts, self.policy.pad_token, self.policy.device)
         cache = DynamicCache()
         states = self.policy.base.get_decoder()(
