@@ -71,6 +71,11 @@ class RewardConfig(Section):
     correct: float = Field(1.0, description="score of a correct answer (Tulu 3: 10; DAPO: 1)")
     wrong: float = Field(0.0, description="score of every other answer (DAPO: -1)")
     partial: bool = Field(False, description="use a verifier's partial score: wrong + score * (correct - wrong)")
+    process: str = Field(
+        "auto",
+        description="process reward model, for objectives that read one (prpo): your own `module:function`; `auto` "
+        "takes the task's own, which `arithmetic` alone has",
+    )
     missing_end: float | None = Field(None, description="reward of a response without an end token (Tulu 3: -10)")
     format: FormatReward | None = None
     overlong: OverlongPunishment | None = None

@@ -87,6 +87,9 @@ class TrainerConfig(Section):
         16384, ge=1, description="prompt and response tokens in one forward pass, padding included"
     )
     learning_rate: float = Field(1e-6, gt=0)
+    critic_learning_rate: float | None = Field(
+        None, gt=0, description="of the critic of PPO; ten times learning_rate when not given"
+    )
     warmup_steps: int = Field(0, ge=0)
     schedule: Literal["constant", "linear", "cosine"] = Field(
         "constant", description="after the warm-up, down to 0 at the last step"
@@ -164,6 +167,20 @@ class Recipe(Section):
             raise ValueError(
                 f"trainer.responses_per_prompt is 1: objective {self.objective.name} compares a response with its "
                 "group and needs at least 2"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _process_rewards_come_from_somewhere(self) -> Self:
+        reads = "process_reward" in self.objective.build().advantage.needs
+        if reads and self.reward.process == "auto" and self.data.name != "arithmetic":
+            raise ValueError(
+                f"reward.process is auto: objective {self.objective.name} needs a process reward model, and data "
+                f"{self.data.name!r} has none of its own; name yours as module:function"
+            )
+        if self.reward.process != "auto" and not reads:
+            raise ValueError(
+                f"reward.process is {self.reward.process!r}, which objective {self.objective.name} does not read"
             )
         return self
 

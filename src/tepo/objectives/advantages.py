@@ -20,12 +20,14 @@ class Advantage:
     """From rewards to advantages, over a whole rollout. Subclasses are frozen dataclasses.
 
     across_groups: whether the advantages of a group depend on the others.
+    exchangeable: whether another kind can stand in its place; not where other parts read what this one alone gives.
     needs: fields of TokenBatch that it reads beside the rewards; where there are any, the advantages vary within a
         response and can be had from `per_token` alone.
     """
 
     name: ClassVar[str]
     across_groups: ClassVar[bool] = False
+    exchangeable: ClassVar[bool] = True
 
     @property
     def needs(self) -> frozenset[str]:
@@ -45,6 +47,10 @@ class Advantage:
         if batch.rewards is None:
             raise ValueError("the batch has neither advantages nor rewards")
         return self(batch.rewards, batch.group, batch.lengths)[batch.sequence]
+
+    def returns(self, batch: TokenBatch) -> Tensor | None:
+        """[N] what the values of a critic are trained towards; None where no critic is there."""
+        return None
 
 
 @dataclass(frozen=True)
@@ -202,3 +208,12 @@ def check_epsilon(epsilon: float) -> None:
 def floating(rewards: Tensor) -> torch.dtype:
     """The dtype of advantages: that of the rewards, or the default one for integers."""
     return rewards.dtype if rewards.is_floating_point() else torch.get_default_dtype()
+
+
+def positions(batch: TokenBatch) -> Tensor:
+    """[N] the position of each token within its response, from 0; the tokens of a response stand in their order."""
+    order = torch.argsort(batch.sequence, stable=True)
+    starts = torch.cumsum(batch.lengths, 0) - batch.lengths
+    place = torch.empty_like(order)
+    place[order] = torch.arange(batch.num_tokens, device=order.device) - starts[batch.sequence[order]]
+    return place

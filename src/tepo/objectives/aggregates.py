@@ -1,6 +1,7 @@
 """How tokens are weighted in the loss: weights that sum over the whole optimizer step, whatever its micro-batches."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -8,11 +9,22 @@ from torch import Tensor
 from tepo.objectives.batch import TokenBatch, Totals
 
 
+class Aggregate:
+    """A part of an objective; subclasses are frozen dataclasses. needs: optional fields of TokenBatch that it reads."""
+
+    name: ClassVar[str]
+    needs: ClassVar[frozenset[str]] = frozenset()
+
+    def __call__(self, batch: TokenBatch, totals: Totals) -> Tensor:
+        """-> [N] weights, given the totals of the whole optimizer step."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
-class TokenMean:
+class TokenMean(Aggregate):
     """1/N: every token of the step counts the same, so long responses weigh more (DAPO, TEPO)."""
 
-    name = "token_mean"
+    name: ClassVar[str] = "token_mean"
 
     def __call__(self, batch: TokenBatch, totals: Totals) -> Tensor:
         """-> [N] weights."""
@@ -20,10 +32,10 @@ class TokenMean:
 
 
 @dataclass(frozen=True)
-class SequenceMean:
+class SequenceMean(Aggregate):
     """1/(S |o_i|): every response counts the same, each as the mean of its tokens (GRPO, GSPO)."""
 
-    name = "sequence_mean"
+    name: ClassVar[str] = "sequence_mean"
 
     def __call__(self, batch: TokenBatch, totals: Totals) -> Tensor:
         """-> [N] weights."""
@@ -32,13 +44,13 @@ class SequenceMean:
 
 
 @dataclass(frozen=True)
-class ConstantLength:
+class ConstantLength(Aggregate):
     """1/(S L): tokens count the same and the divisor is a constant, never the width of a padded batch (Dr.GRPO).
 
     length_normalizer: L, in tokens; the largest length a response can have is the usual choice.
     """
 
-    name = "constant_length"
+    name: ClassVar[str] = "constant_length"
     length_normalizer: float = 3000.0
 
     def __post_init__(self) -> None:
@@ -51,17 +63,16 @@ class ConstantLength:
 
 
 @dataclass(frozen=True)
-class SequenceSum:
+class SequenceSum(Aggregate):
     """1/S: every response counts as the sum of its tokens (RLOO; LUSPO: a sequence's loss times its length)."""
 
-    name = "sequence_sum"
+    name: ClassVar[str] = "sequence_sum"
 
     def __call__(self, batch: TokenBatch, totals: Totals) -> Tensor:
         """-> [N] weights."""
         return torch.full_like(batch.old_logp, 1 / max(totals.sequences, 1))
 
 
-Aggregate = TokenMean | SequenceMean | SequenceSum | ConstantLength
 AGGREGATES: dict[str, type[Aggregate]] = {
     kind.name: kind for kind in (TokenMean, SequenceMean, SequenceSum, ConstantLength)
 }

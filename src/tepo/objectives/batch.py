@@ -22,11 +22,17 @@ TOKEN_FIELDS = (
     "exact_kl",
     "entropy_direction",
     "top_entropy",
+    "values",
+    "old_values",
+    "returns",
+    "process_reward",
+    "baseline",
+    "shared",
     "selected",
 )
 """The fields of a TokenBatch with one value for each token."""
 
-DIFFERENTIABLE = ("logp", "entropy", "exact_kl", "top_entropy")
+DIFFERENTIABLE = ("logp", "entropy", "exact_kl", "top_entropy", "values")
 """Those among them that may carry a gradient."""
 
 
@@ -67,6 +73,7 @@ class Totals:
     statistics: further sums over the whole step that an objective asked for (`Objective.totals`).
     group_sizes: responses of each group label, where the totals were counted on a batch with rewards: a micro-batch
         that brings rewards must hold whole groups.
+    shared_tokens: those of the tokens that belong to a prefix which the responses of a group share.
     """
 
     tokens: int
@@ -74,6 +81,7 @@ class Totals:
     groups: int
     statistics: Mapping[str, float] = field(default_factory=dict)
     group_sizes: Mapping[int, int] = field(default_factory=dict)
+    shared_tokens: int = 0
 
     def __add__(self, other: Totals) -> Totals:
         if self.statistics.keys() != other.statistics.keys():
@@ -84,6 +92,7 @@ class Totals:
             self.groups + other.groups,
             {key: value + other.statistics[key] for key, value in self.statistics.items()},
             dict(Counter(self.group_sizes) + Counter(other.group_sizes)),
+            self.shared_tokens + other.shared_tokens,
         )
 
 
@@ -102,10 +111,15 @@ class TokenBatch:
     entropy_direction: [N] first-order change of the entropy when the token's own logit is raised along the policy
         gradient: sum_j p_j S_j - S_a with S_j = p_j (log p_j + H). Negative: raising the token lowers the entropy.
     top_entropy: [N] entropy of the distribution on its most likely tokens alone, renormalised (AEnt).
+    values, old_values: [N] what a critic expects a response to earn, seen from before each token: now and at sampling.
+    returns: [N] what `values` are trained towards (`Objective.prepare`).
+    process_reward: [N] from 0 to 1, what a process reward model says of the segment that a token is in.
+    baseline: [N] what responses to the prompt are expected to earn, from earlier rollouts (SKPO).
+    shared: [N] bool, the tokens of a prefix that the responses of a group share (SKPO): a row of its own.
     selected: [N] bool, the tokens that the objective chose over the whole step (`Objective.prepare`).
 
-    Only logp, entropy, exact_kl and top_entropy carry gradients, the others are detached. Half precision is refused
-    (sums over long responses stagnate in it); `from_padded` makes it float32.
+    Only DIFFERENTIABLE fields carry gradients, the others are detached. Half precision is refused (sums over long
+    responses stagnate in it); `from_padded` makes it float32.
     """
 
     logp: Tensor
@@ -120,6 +134,12 @@ class TokenBatch:
     exact_kl: Tensor | None = None
     entropy_direction: Tensor | None = None
     top_entropy: Tensor | None = None
+    values: Tensor | None = None
+    old_values: Tensor | None = None
+    returns: Tensor | None = None
+    process_reward: Tensor | None = None
+    baseline: Tensor | None = None
+    shared: Tensor | None = None
     selected: Tensor | None = None
 
     def __post_init__(self) -> None:
@@ -156,17 +176,19 @@ class TokenBatch:
         entropy: Tensor | None = None,
         old_entropy: Tensor | None = None,
         ref_logp: Tensor | None = None,
-        exact_kl: Tensor | None = None,
-        entropy_direction: Tensor | None = None,
-        top_entropy: Tensor | None = None,
+        **fields: Tensor | None,
     ) -> TokenBatch:
         """Take the real tokens out of padded [S, T] tensors; what stands in the padding is never read.
 
         mask: [S, T], 1 for response tokens that are trained on, 0 elsewhere. advantages: [S] or [S, T].
-        rewards, groups: [S], used when advantages is None. The rest: [S, T].
+        rewards, groups: [S], used when advantages is None. The rest, and any further field of a TokenBatch: [S, T].
         Raises ValueError for a shape that does not fit, a mask with values other than 0 and 1, rewards without groups.
         """
         real = _real_tokens(logp, mask)
+        if unknown := fields.keys() - set(TOKEN_FIELDS):
+            raise TypeError(
+                f"a TokenBatch has no field {', '.join(sorted(unknown))}; fields: {', '.join(TOKEN_FIELDS)}"
+            )
         if advantages is None and rewards is None:
             raise ValueError("give advantages, or rewards and groups")
         if rewards is not None and advantages is None and groups is None:
@@ -196,9 +218,7 @@ class TokenBatch:
             "entropy": entropy,
             "old_entropy": old_entropy,
             "ref_logp": ref_logp,
-            "exact_kl": exact_kl,
-            "entropy_direction": entropy_direction,
-            "top_entropy": top_entropy,
+            **fields,
         }
         return cls(
             sequence=responses[:, None].expand_as(logp)[real],
@@ -228,7 +248,8 @@ class TokenBatch:
         present = self.lengths > 0
         groups = len(torch.unique(self.group[present]))
         sizes = {} if self.rewards is None else dict(Counter(self.group.tolist()))
-        return Totals(self.num_tokens, int(present.sum()), groups, group_sizes=sizes)
+        shared = 0 if self.shared is None else int(self.shared.sum())
+        return Totals(self.num_tokens, int(present.sum()), groups, {}, sizes, shared)
 
     def sequence_mean(self, values: Tensor) -> Tensor:
         """[N] -> [S]: mean over the tokens of each response; 0 for a response without a token."""

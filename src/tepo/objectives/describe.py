@@ -21,6 +21,10 @@ FIELDS = {
     "exact_kl": "KL over the vocabulary",
     "entropy_direction": "derivative of the entropy",
     "top_entropy": "entropy of the likely tokens",
+    "old_values": "a critic's values",
+    "process_reward": "process reward model",
+    "baseline": "earlier rewards of the prompt",
+    "shared": "shared prefix",
     "selected": "selected tokens",
 }
 """Fields of TokenBatch in words; log-probs and rewards are read by all."""
@@ -106,11 +110,12 @@ def compact_all() -> list[dict[str, str]]:
 
 
 def _reads(objective: Objective) -> list[str]:
-    needs = (objective.needs | objective.advantage.needs) - {"logp", "old_logp"}
+    needs = objective.reads - {"logp", "old_logp"}
     if objective.selection is not None:
         needs |= {"selected"}
     reference = ["reference policy"] if objective.needs_reference and "ref_logp" not in needs else []
-    return [meaning for name, meaning in FIELDS.items() if name in needs] + reference
+    pairs = ["pairs of a group"] if objective.surrogate.pairs else []
+    return [meaning for name, meaning in FIELDS.items() if name in needs] + reference + pairs
 
 
 def _checked(name: str) -> str:

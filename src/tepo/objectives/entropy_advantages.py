@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from tepo.objectives.advantages import Advantage, LeaveOneOutAdvantage, check_epsilon
+from tepo.objectives.advantages import Advantage, LeaveOneOutAdvantage, check_epsilon, positions
 from tepo.objectives.batch import TokenBatch
 
 SMALLEST_ENTROPY = 1e-6
@@ -80,15 +80,6 @@ class EntropyShare(Advantage):
         total, count = _sums_within(weight, place)
         bonus = self.a2 * weight * count / total  # a number times a count would be float32
         return torch.where(success, self.a1 * rewards.to(entropy.dtype) + bonus, -self.a1 - bonus)
-
-
-def positions(batch: TokenBatch) -> Tensor:
-    """[N] the position of each token within its response, from 0."""
-    order = torch.argsort(batch.sequence, stable=True)
-    starts = torch.cumsum(batch.lengths, 0) - batch.lengths
-    place = torch.empty_like(order)
-    place[order] = torch.arange(batch.num_tokens, device=order.device) - starts[batch.sequence[order]]
-    return place
 
 
 def standardize_within(values: Tensor, labels: Tensor, epsilon: float) -> Tensor:

@@ -78,13 +78,23 @@ class Objective:
     @property
     def needs(self) -> frozenset[str]:
         """Optional fields of TokenBatch that the objective reads ("entropy_gradient": H must carry a gradient)."""
-        parts = [*self.terms, self.surrogate, *(part for part in (self.selection, self.shaping) if part is not None)]
+        parts = [
+            *self.terms,
+            self.surrogate,
+            self.aggregate,
+            *(part for part in (self.selection, self.shaping) if part is not None),
+        ]
         return frozenset().union(*(part.needs for part in parts))
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """`needs`, and what its advantage reads of a whole rollout."""
+        return self.needs | self.advantage.needs
 
     @property
     def needs_reference(self) -> bool:
         """Whether a frozen copy of the first policy must be kept."""
-        return "ref_logp" in self.needs or self.exact_kl_target == "reference"
+        return "ref_logp" in self.reads or self.exact_kl_target == "reference"
 
     @property
     def statistics(self) -> frozenset[str]:
@@ -121,7 +131,8 @@ class Objective:
         It is cut into micro-batches afterwards (`TokenBatch.select`), so that no choice depends on the cut.
         """
         self._check(batch, prepared=False)
-        batch = dataclasses.replace(batch, advantages=self.token_advantages(batch))
+        returns = self.advantage.returns(batch) if "returns" in self.needs and batch.returns is None else batch.returns
+        batch = dataclasses.replace(batch, advantages=self.token_advantages(batch), returns=returns)
         if self.selection is None or batch.selected is not None:
             return batch
         advantages = self._shaped(batch)
@@ -194,12 +205,13 @@ class Objective:
 
     def _check(self, batch: TokenBatch, prepared: bool = True) -> None:
         needs = self.needs | ({"selected"} if self.selection is not None else set())
-        ignored = {"entropy_gradient"} if prepared else {"entropy_gradient", "selected"}
+        ignored = {"entropy_gradient"} if prepared else {"entropy_gradient", "selected", "returns"}
         missing = sorted(name for name in needs - ignored if getattr(batch, name) is None)
         if missing:
             raise ValueError(f"objective {self.name} reads {', '.join(missing)}, which the batch does not have")
         if torch.is_grad_enabled() and batch.logp.requires_grad:
-            wanted = {"entropy": "entropy_gradient" in needs} | {n: n in needs for n in ("exact_kl", "top_entropy")}
+            others = ("exact_kl", "top_entropy", "values")
+            wanted = {"entropy": "entropy_gradient" in needs} | {name: name in needs for name in others}
             for name in (name for name, needed in wanted.items() if needed and not getattr(batch, name).requires_grad):
                 raise ValueError(f"objective {self.name} needs {name} to carry a gradient, as logp does")
 

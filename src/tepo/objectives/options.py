@@ -24,6 +24,7 @@ from tepo.objectives.schedule import Linear
 from tepo.objectives.selections import RandomCovariance
 from tepo.objectives.table import TABLE
 from tepo.objectives.terms import CovarianceKL, EntropyBonus, KLMask, ReferenceKL, Term
+from tepo.objectives.values import ValueLoss
 
 ADVANTAGES: dict[str, Callable[[], Advantage]] = {
     kind.name: kind
@@ -84,6 +85,8 @@ def get_objective(name: str, **overrides: Any) -> Objective:
             objective = dataclasses.replace(_OVERRIDES[override](objective, value.at(1)), schedules=schedules)
         else:
             objective = _OVERRIDES[override](objective, value)
+    if "old_values" in objective.advantage.needs and "values" not in objective.needs:
+        raise ValueError(f"objective {key} needs value_loss: nothing else trains the values that its advantage reads")
     if not overrides:
         return objective
     # Equal whatever the order in which terms were added.
@@ -141,6 +144,12 @@ def _part(option: str, kinds: Mapping[str, Callable[[], Any]]) -> Override:
         if option == "ratio" and isinstance(objective.ratio, NoRatio):
             used = f"its surrogate is {type(objective.surrogate).__name__}"
             raise ValueError(f"objective {objective.name} does not use ratio: {used}")
+        if option == "advantage" and not objective.advantage.exchangeable:
+            used = f"its other parts read what its advantage, {objective.advantage.name}, gives them"
+            raise ValueError(f"objective {objective.name} does not use advantage: {used}")
+        if option == "aggregate" and objective.surrogate.pairs:
+            used = f"its surrogate {type(objective.surrogate).__name__} is made of pairs"
+            raise ValueError(f"objective {objective.name} does not use aggregate: {used}")
         if not isinstance(value, str) or value not in kinds:
             raise ValueError(f"{option} is {value!r}; allowed: {', '.join(kinds)}")
         return dataclasses.replace(objective, **{option: kinds[value]()})
@@ -181,7 +190,8 @@ _PARTS: dict[str, Override] = {
     "aggregate": _part("aggregate", AGGREGATES),
 }
 _TERMS: dict[str, Override] = {
-    kind.name: _term(kind) for kind in (KLMask, ReferenceKL, EntropyBonus, CovarianceKL, AdaptiveEntropy, PolicyKL)
+    kind.name: _term(kind)
+    for kind in (KLMask, ReferenceKL, EntropyBonus, CovarianceKL, AdaptiveEntropy, PolicyKL, ValueLoss)
 }
 _OVERRIDES: dict[str, Override] = (
     _PARTS
@@ -200,6 +210,15 @@ _OVERRIDES: dict[str, Override] = (
         "kappa": _field("kappa", "kappa", "shaping"),
         "a1": _field("a1", "a1", "advantage"),
         "a2": _field("a2", "a2", "advantage"),
+        "gamma": _field("gamma", "gamma", "advantage"),
+        "lam": _field("lam", "lam", "advantage"),
+        "reward_kl": _field("reward_kl", "kl", "advantage"),
+        "cuts": _field("cuts", "cuts", "advantage"),
+        "gap": _field("gap", "gap", "advantage"),
+        "prefix_clip_low": _field("prefix_clip_low", "prefix_low", "surrogate"),
+        "prefix_clip_high": _field("prefix_clip_high", "prefix_high", "surrogate"),
+        "prefix_share": _field("prefix_share", "share", "aggregate"),
+        "beta": _field("beta", "beta", "surrogate"),
         "length_normalizer": _field("length_normalizer", "length_normalizer", "aggregate"),
         "advantage_epsilon": _field("advantage_epsilon", "epsilon", "advantage"),
     }

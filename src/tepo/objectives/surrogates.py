@@ -18,11 +18,12 @@ class Surrogate:
     """A part of an objective; subclasses are frozen dataclasses.
 
     needs: optional fields of TokenBatch that it reads. touches_zero_advantage: whether a token with zero advantage can
-    have a gradient.
+    have a gradient. pairs: whether it compares responses of a group, which must then be in one micro-batch.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset()
     touches_zero_advantage: ClassVar[bool] = False
+    pairs: ClassVar[bool] = False
 
     def __call__(self, batch: TokenBatch, log_ratio: Tensor, advantages: Tensor) -> SurrogateOutput:
         """log_ratio [N] and advantages [N] of a batch."""

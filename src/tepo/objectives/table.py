@@ -13,9 +13,12 @@ from tepo.objectives.advantages import (
 from tepo.objectives.aggregates import ConstantLength, SequenceMean, SequenceSum, TokenMean
 from tepo.objectives.entropy_advantages import EntropyShare, SelfReward
 from tepo.objectives.objective import Objective
+from tepo.objectives.pairs import DPO, ORPO, BestAgainstWorst, GroupMean
 from tepo.objectives.ratios import HoelderRatio, NoRatio, SequenceRatio, SequenceTokenRatio, TokenRatio
+from tepo.objectives.segments import SegmentAdvantage
 from tepo.objectives.selections import RandomCovariance, TopCovariance, TopEntropy
 from tepo.objectives.shaping import EntropyShaping
+from tepo.objectives.shared_prefix import LevelMean, PrefixAndRest, SharedPrefixAdvantage
 from tepo.objectives.surrogates import (
     Clip,
     ClippedWeight,
@@ -27,6 +30,7 @@ from tepo.objectives.surrogates import (
     Unclipped,
 )
 from tepo.objectives.terms import CovarianceKL, KLMask, ReferenceKL
+from tepo.objectives.values import GAEAdvantage, ValueLoss
 
 TABLE = (
     Objective(
@@ -140,5 +144,25 @@ TABLE = (
     Objective(
         "policy_kl", "Surrogate with an adaptive KL penalty (TRPO's constraint)", "1707.06347, section 4",
         StandardizedAdvantage(), TokenRatio(), Unclipped(), TokenMean(), (PolicyKL(1.0, 0.01),),
+    ),
+    Objective(
+        "ppo", "PPO with a critic and GAE", "1707.06347, 1506.02438",
+        GAEAdvantage(1.0, 0.95), TokenRatio(), Clip(0.2, 0.2), TokenMean(), (ValueLoss(1.0, 0.2),),
+    ),
+    Objective(
+        "prpo", "PRPO: process rewards of segments beside the outcome", "2601.07182",
+        SegmentAdvantage(), TokenRatio(), Clip(0.2, 0.2), SequenceMean(), (ReferenceKL(0.001, "k3"),),
+    ),
+    Objective(
+        "skpo", "SKPO: a shared prefix and what follows it, each with a credit of its own", "2604.08690",
+        SharedPrefixAdvantage(), TokenRatio(), PrefixAndRest(0.2, 0.28, 0.2, 0.2), LevelMean(0.5),
+    ),
+    Objective(
+        "dpo", "DPO on the best and the worst response of a group", "2305.18290",
+        BestAgainstWorst(), NoRatio(), DPO(0.1), GroupMean(),
+    ),
+    Objective(
+        "orpo", "ORPO on the best and the worst response of a group", "2403.07691",
+        BestAgainstWorst(), NoRatio(), ORPO(0.1), GroupMean(),
     ),
 )  # fmt: skip

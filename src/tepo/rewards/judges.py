@@ -44,7 +44,8 @@ def load_judge(name: str, paths: Sequence[str] = ()) -> Judge:
         return judge_gym
     if name == FORMAT:
         return _search
-    return _users(name, paths)
+    function = import_function(name, paths, "verifier", BUILT_IN)
+    return lambda response, problem: _as_verdict(function(response, problem), name)
 
 
 def _search(response: str, problem: Problem) -> Verdict:
@@ -53,11 +54,15 @@ def _search(response: str, problem: Problem) -> Verdict:
     return failed(Status.WRONG, "the pattern is not found")
 
 
-def _users(name: str, paths: Sequence[str]) -> Judge:
+def import_function(name: str, paths: Sequence[str], what: str, built_in: Sequence[str]) -> Callable[..., Any]:
+    """The function `module:function` of a user, with `paths` searched too.
+
+    Raises VerifierError, which calls it `what` and names those that are built in.
+    """
     module_name, colon, function_name = name.partition(":")
     if not (module_name and colon and function_name):
         raise VerifierError(
-            f"there is no such verifier; allowed are {', '.join(BUILT_IN)}, or your own `module:function`"
+            f"there is no such {what}; allowed are {', '.join(built_in)}, or your own `module:function`"
         )
     sys.path[:0] = [path for path in paths[:1] if path not in sys.path]
     sys.path.extend(path for path in paths[1:] if path not in sys.path)
@@ -74,7 +79,7 @@ def _users(name: str, paths: Sequence[str]) -> Judge:
         there = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         found = "is not a function" if function is not None else "is not there"
         raise VerifierError(f"{function_name!r} {found} in {module.__file__}; it has {', '.join(there[:8]) or 'none'}")
-    return lambda response, problem: _as_verdict(function(response, problem), name)
+    return function  # type: ignore[no-any-return]
 
 
 def _as_verdict(result: Any, name: str) -> Verdict:

@@ -17,7 +17,7 @@ from tepo.objectives.batch import DIFFERENTIABLE, TOKEN_FIELDS
 
 LENGTHS = (1, 7, 3, 5, 2, 6, 4, 7)
 """Tokens of the responses that most checks are made on, unequal on purpose; two groups of four."""
-GIVEN = tuple(name for name in TOKEN_FIELDS if name not in ("advantages", "selected"))
+GIVEN = tuple(name for name in TOKEN_FIELDS if name not in ("advantages", "returns", "selected"))
 Result = tuple[Tensor, dict[str, Tensor]]
 """A loss and its gradient [N] in each differentiable field."""
 
@@ -39,7 +39,9 @@ class Step:
 
 
 def random_step(seed: int, lengths: Sequence[int] = LENGTHS, size: int = 4, dtype: torch.dtype = torch.float64) -> Step:
-    """Random responses in groups of `size`, rewards right and wrong and between.
+    """Random responses in groups of `size`, rewards right and wrong and between, the highest and lowest of a group one.
+
+    The last row of a group of three or more is a prefix that the others share, to the objectives that know of one.
 
     Two of four responses have moved by about 1e-4, inside the narrowest clip; the others by about 0.3, the way that
     their reward points, so that most of their tokens are clipped. Entropies are not negative, as they never are.
@@ -53,6 +55,7 @@ def random_step(seed: int, lengths: Sequence[int] = LENGTHS, size: int = 4, dtyp
     rows = torch.arange(len(lengths))
     rewards = torch.where((rows + rows // size) % 2 == 0, 1.0, 0.0).double()
     rewards[1::4] = -0.5
+    rewards[2::8] = 0.75
     towards = torch.where(rewards > 0.5, 1.0, -1.0).double()[:, None]
     moved = torch.where(rows % 4 < 2, 1e-4, 0.3)[:, None]
     old_logp = -normal().abs() - 0.1
@@ -67,12 +70,17 @@ def random_step(seed: int, lengths: Sequence[int] = LENGTHS, size: int = 4, dtyp
         "exact_kl": normal().abs(),
         "entropy_direction": normal(),
         "top_entropy": (0.7 * old_entropy + 0.05 * normal()).abs(),
+        "values": normal(),
+        "old_values": normal(),
+        "process_reward": normal().sigmoid(),
+        "baseline": normal()[:, :1].expand(shape),
+        "shared": (rows % size == size - 1)[:, None].expand(shape) & (size > 2),
     }
     return Step(
         torch.arange(shape[1]) < torch.tensor(lengths)[:, None],
         rewards.to(dtype),
         rows // size,
-        {name: tokens[name].to(dtype) for name in GIVEN},
+        {name: tokens[name] if name == "shared" else tokens[name].to(dtype) for name in GIVEN},
     )
 
 

@@ -16,10 +16,10 @@ from tepo.errors import TepoError
 from tepo.policy import Policy, save_model
 from tepo.rewards.verdict import Status, Verdict
 from tepo.rollout import Response
-from tepo.train.sample import Rollout, Sample
+from tepo.train.sample import TENSORS, Rollout, Sample
 
 STATE_FILE = "trainer_state.pt"
-_TENSORS = ("old_logp", "old_entropy", "ref_logp", "target_hidden", "token_advantages")
+_PLAIN = ("group", "reward", "advantage", "in_loss", "prefix", "shared", "baseline")
 
 
 def save_checkpoint(folder: Path, step: int, policy: Policy, state: dict[str, Any], keep: int | None) -> Path:
@@ -69,7 +69,7 @@ def unpack_rollout(packed: dict[str, Any], problems: Sequence[Problem]) -> Rollo
 
 def _pack(sample: Sample, problems: dict[str, int]) -> dict[str, Any]:
     verdict = asdict(sample.verdict) | {"status": str(sample.verdict.status)}
-    plain = {key: getattr(sample, key) for key in ("group", "reward", "advantage", "in_loss", *_TENSORS)}
+    plain = {key: getattr(sample, key) for key in (*_PLAIN, *TENSORS)}
     response = asdict(sample.response)
     return plain | {
         "problem": problems[sample.problem.id],

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from tepo.config.recipe import Recipe
@@ -15,15 +17,20 @@ from tepo.rewards.reward import RewardFunction
 from tepo.rewards.verdict import Verdict
 from tepo.rollout import Engine, Response, Sampling
 from tepo.seeds import derive_seed
+from tepo.train.prefix import generate_sharing
+from tepo.train.tracker import ValueTracker
 
 
 @dataclass
 class Sample:
     """One response, what it earned, and what the policy that sampled it said of its tokens.
 
-    group: index of its prompt within the rollout. The tensors [tokens of the response] are filled by the pass before
-    the updates and stay None where the current policy still is the one that sampled, or nothing needs them;
-    token_advantages where they vary within a response; selected before each step that chooses tokens.
+    group: index of its prompt within the rollout. prefix: leading tokens of the response that are given to it, and not
+    scored; shared: those of its first scored tokens that the other responses of its group have for a prefix.
+    baseline: what responses to its prompt earned before.
+    The tensors [scored tokens] are filled by the pass before the updates and stay None where the current policy still
+    is the one that sampled, or nothing needs them; token_advantages where they vary within a response; selected before
+    each step that chooses tokens.
     """
 
     problem: Problem
@@ -34,16 +41,52 @@ class Sample:
     reward: float
     advantage: float = 0.0
     in_loss: bool = True
+    prefix: int = 0
+    shared: int = 0
+    baseline: float | None = None
     old_logp: Tensor | None = None
     old_entropy: Tensor | None = None
     ref_logp: Tensor | None = None
     target_hidden: Tensor | None = None
+    old_values: Tensor | None = None
+    process_reward: Tensor | None = None
     token_advantages: Tensor | None = None
+    returns: Tensor | None = None
     selected: Tensor | None = None
 
     @property
     def row(self) -> Row:
-        return Row(self.prompt, self.response.ids)
+        """What is given and what is scored."""
+        given = (*self.prompt, *self.response.ids[: self.prefix])
+        return Row(given, self.response.ids[self.prefix :])
+
+    @property
+    def num_tokens(self) -> int:
+        """Scored tokens."""
+        return len(self.response.ids) - self.prefix
+
+    @property
+    def sampled_logps(self) -> tuple[float, ...]:
+        """Log-probs of the scored tokens under which they were sampled."""
+        return self.response.logps[self.prefix :]
+
+
+TENSORS = tuple(field.name for field in dataclasses.fields(Sample) if "Tensor" in str(field.type))
+"""The fields of a sample with a value for each of its scored tokens."""
+
+
+def fill(samples: Sequence[Sample], **values: Tensor) -> None:
+    """Set fields of samples from [N, ...] tensors over all their tokens."""
+    lengths = [sample.num_tokens for sample in samples]
+    for name, value in values.items():
+        for sample, part in zip(samples, torch.split(value, lengths), strict=True):
+            setattr(sample, name, part.clone())
+
+
+def stack(samples: Sequence[Sample], name: str) -> Tensor | None:
+    """[N, ...] of a field of samples, or None where one of them has none."""
+    present = [value for sample in samples if (value := getattr(sample, name)) is not None]
+    return torch.cat(present) if len(present) == len(samples) else None
 
 
 @dataclass
@@ -63,7 +106,8 @@ class Rollout:
 class Collector:
     """Samples, judges and prices rollouts.
 
-    render: problem -> prompt token ids; decode: response token ids -> text.
+    render: problem -> prompt token ids; decode: response token ids -> text. tracker: of what prompts earned before;
+    where there is one, the responses of a group share a prefix (SKPO).
     """
 
     recipe: Recipe
@@ -72,6 +116,7 @@ class Collector:
     reward: RewardFunction
     render: Callable[[Problem], Sequence[int]]
     decode: Callable[[Sequence[int]], str]
+    tracker: ValueTracker | None = None
 
     def collect(self, index: int) -> Rollout:
         """The rollout number `index`: prompts_per_rollout groups of responses_per_prompt responses.
@@ -96,6 +141,8 @@ class Collector:
             for sample in group:
                 sample.group = number
         samples = [sample for group in groups for sample in group]
+        if self.tracker is not None:
+            _set_baselines(self.tracker, groups)
         metrics = _measure(samples, groups)
         if trainer.dynamic_sampling:
             metrics |= {"dynamic_sampling/kept": len(kept) / sampled, "dynamic_sampling/filled": missing / len(groups)}
@@ -105,7 +152,12 @@ class Collector:
         rollout = self.recipe.rollout
         prompts = [tuple(self.render(problem)) for problem in problems]
         sampling = Sampling(rollout.temperature, rollout.max_response_tokens, rollout.top_p)
-        responses = self.engine.generate(prompts, self.recipe.trainer.responses_per_prompt, sampling, seed)
+        count = self.recipe.trainer.responses_per_prompt
+        cuts = [0] * len(prompts)
+        if self.tracker is None:
+            responses = self.engine.generate(prompts, count, sampling, seed)
+        else:
+            responses, cuts = generate_sharing(self.engine, prompts, count, sampling, seed)
         flat = [
             (problem, prompt, response)
             for problem, prompt, group in zip(problems, prompts, responses, strict=True)
@@ -124,8 +176,29 @@ class Collector:
             )
             for (problem, prompt, response), verdict, reward in zip(flat, judged.verdicts, judged.rewards, strict=True)
         ]
-        count = self.recipe.trainer.responses_per_prompt
-        return [samples[i : i + count] for i in range(0, len(samples), count)]
+        made = [samples[i : i + count] for i in range(0, len(samples), count)]
+        for group, cut in zip(made, cuts, strict=True):
+            share_prefix(group, cut)
+        return made
+
+
+def share_prefix(group: Sequence[Sample], cut: int) -> None:
+    """The first `cut` tokens of all responses are one prefix: scored once, with the first that is in the loss."""
+    bearer = next((sample for sample in group if sample.in_loss), group[0])
+    for sample in group:
+        sample.prefix, sample.shared = (0, cut) if sample is bearer else (cut, 0)
+
+
+def _set_baselines(tracker: ValueTracker, groups: list[list[Sample]]) -> None:
+    """What each prompt earned in earlier rollouts; then what it earned in this one is kept."""
+    means = [sum(sample.reward for sample in group) / len(group) for group in groups]
+    overall = sum(means) / len(means)
+    for group in groups:
+        known = tracker.baseline(group[0].problem.id)
+        for sample in group:
+            sample.baseline = overall if known is None else known
+    for group, mean in zip(groups, means, strict=True):
+        tracker.update(group[0].problem.id, mean)
 
 
 def _measure(samples: list[Sample], groups: list[list[Sample]]) -> dict[str, float]:

@@ -20,13 +20,18 @@ from tepo.errors import TepoError
 from tepo.evaluate.accuracy import record as response_record
 from tepo.evaluate.session import AUTOCAST, Session
 from tepo.objectives import at_rollout
+from tepo.objectives.segments import SegmentAdvantage
 from tepo.policy import Policy, load_model
 from tepo.policy.head import Head
+from tepo.rewards.steps import load_process_reward
 from tepo.seeds import derive_seed
 from tepo.train import checkpoint
+from tepo.train.credit import ProcessScorer
+from tepo.train.critic import Critic
 from tepo.train.display import Display, accuracy_text, final_table
 from tepo.train.run_folder import RunFolder
 from tepo.train.sample import Collector, Rollout
+from tepo.train.tracker import ValueTracker
 from tepo.train.update import Updater, learning_rate_at
 
 SKIPPED_STEPS_LIMIT = 10
@@ -70,10 +75,14 @@ class Trainer:
             project_dir=folder.path,
         )
         self.updater = Updater(
-            session.policy, self.objective, recipe.trainer, self._reference(), backward=self.accelerator.backward
-        )
+            session.policy, self.objective, recipe.trainer, self._reference(), backward=self.accelerator.backward,
+            critic=self._critic(), process=self._process(),
+        )  # fmt: skip
+        self.tracker = ValueTracker() if "baseline" in self.objective.reads else None
         self.stream = PromptStream(session.train, derive_seed(recipe.seed, "prompts"))
-        self.collector = Collector(recipe, self.stream, session.engine, session.judge, session.render, session.decode)
+        self.collector = Collector(
+            recipe, self.stream, session.engine, session.judge, session.render, session.decode, self.tracker
+        )
         self.step = 0
         self.rollout: Rollout | None = None
         self.evaluations: list[dict[str, Any]] = []
@@ -126,6 +135,9 @@ class Trainer:
             metrics = self.updater.step(samples, learning_rate_at(self.recipe.trainer, self.step))
         self.step += 1
         self.tokens += sum(len(sample.response.ids) for sample in samples)
+        if self.tracker is not None and update == updates - 1:
+            # How far the rollout has moved the policy, in nats a response.
+            self.tracker.moved += metrics.get("approx_kl", 0.0) * metrics["tokens"] / max(len(samples), 1)
         self._count_skipped(metrics["skipped"])
         times = {f"seconds/{name}": seconds for name, seconds in self.seconds.items()}
         return {"step": self.step, "rollout": index} | self.rollout.metrics | metrics | times
@@ -194,6 +206,22 @@ class Trainer:
         model.requires_grad_(False)
         return Policy(model, tokenizer, self.recipe.rollout.temperature, AUTOCAST[self.recipe.model.dtype])
 
+    def _critic(self) -> Critic | None:
+        """A critic of the policy, if the objective reads its values."""
+        if "values" not in self.objective.needs:
+            return None
+        config = self.recipe.trainer
+        rate = config.critic_learning_rate or 10 * config.learning_rate
+        return Critic(self.session.policy, rate, config.betas)
+
+    def _process(self) -> ProcessScorer | None:
+        """What fills in process rewards, if the objective reads them."""
+        advantage, name = self.objective.advantage, self.recipe.reward.process
+        if not isinstance(advantage, SegmentAdvantage):
+            return None
+        name = self.recipe.data.name if name == "auto" else name
+        return ProcessScorer(name, load_process_reward(name), advantage, self.session.decode)
+
     def _introduce(self, display: Display, start: Path | None) -> None:
         recipe, trained = self.recipe, sum(p.numel() for p in self.updater.parameters)
         display.note(
@@ -222,6 +250,8 @@ class Trainer:
             "rollout": checkpoint.pack_rollout(self.rollout, index) if in_use and self.rollout else None,
             "old_head": old_head.layer.state_dict() if in_use and old_head else None,
             "terms": self.updater.objective.state,
+            "critic": self.updater.critic.state_dict() if self.updater.critic else None,
+            "tracker": self.tracker.state_dict() if self.tracker else None,
             "evaluations": self.evaluations,
         }
         policy, keep = self.session.policy, self.recipe.checkpoint.keep
@@ -235,6 +265,10 @@ class Trainer:
         self.updater.optimizer.load_state_dict(state["optimizer"])
         self.evaluations = state["evaluations"]
         self.updater.objective = self.updater.objective.with_state(state["terms"])
+        if self.updater.critic is not None:
+            self.updater.critic.load_state_dict(state["critic"])
+        if self.tracker is not None:
+            self.tracker.load_state_dict(state["tracker"])
         if state["rollout"] is not None:
             self.rollout = checkpoint.unpack_rollout(state["rollout"], self.session.train)
         if state["old_head"] is not None:

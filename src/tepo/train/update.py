@@ -15,16 +15,22 @@ from tepo.objectives.adaptive import AdaptiveEntropy
 from tepo.policy import Policy
 from tepo.policy.head import Head
 from tepo.policy.policy import TokenScores
+from tepo.train.credit import set_advantages, shared_tokens
+from tepo.train.critic import Critic
 from tepo.train.microbatch import plan_microbatches
-from tepo.train.sample import Sample
+from tepo.train.sample import Sample, fill, stack
 
 Backward = Callable[[Tensor], None]
+
+OF_POLICIES = frozenset({"old_logp", "old_entropy", "ref_logp", "old_values", "process_reward"})
+"""What advantages can be made of that takes a pass over the whole rollout first."""
 
 
 class Updater:
     """Turns mini-batches of samples into optimizer steps on a policy.
 
-    reference: the frozen policy, needed when `objective.needs_reference`.
+    reference: the frozen policy, needed when `objective.needs_reference`. critic: needed when the objective trains one.
+    process: fills in process rewards, for an objective that reads them.
     """
 
     def __init__(
@@ -34,12 +40,16 @@ class Updater:
         config: TrainerConfig,
         reference: Policy | None = None,
         backward: Backward = torch.Tensor.backward,
+        critic: Critic | None = None,
+        process: Callable[[Sequence[Sample]], None] | None = None,
     ) -> None:
         self.policy = policy
         self.objective = objective
         self.config = config
         self.reference = reference
         self.backward = backward
+        self.critic = critic
+        self.process = process
         self.parameters = [parameter for parameter in policy.model.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(
             _decay_groups(policy, config.weight_decay), lr=config.learning_rate, betas=config.betas, fused=True
@@ -60,48 +70,31 @@ class Updater:
         """
         if self.objective.exact_kl_target == "old":
             self.old_head = self.policy.head.frozen()
-        if self.objective.advantage.needs:
-            self._score_old([sample for sample in samples if sample.in_loss])
-            self._set_token_advantages([sample for sample in samples if sample.in_loss])
+        needs = self.objective.advantage.needs
+        if needs & OF_POLICIES:
+            counted = [sample for sample in samples if sample.in_loss]
+            self._score_old(counted)
+            if "ref_logp" in needs:
+                self._score_reference(counted)
+            self._score_values(counted)
+            if self.process is not None:
+                self.process(counted)
+            set_advantages(self.objective, samples)
         else:
-            self._set_advantages(samples)
+            set_advantages(self.objective, samples)
             for later in updates[1:]:
                 self._score_old([sample for sample in later if self.contributes(sample)])
-        if self.objective.needs_reference:
+        if self.objective.needs_reference and "ref_logp" not in needs:
             self._score_reference([sample for sample in samples if self.contributes(sample)])
-
-    def _set_advantages(self, samples: Sequence[Sample]) -> None:
-        rewards = torch.tensor([sample.reward for sample in samples], dtype=torch.float64)
-        groups = torch.tensor([sample.group for sample in samples])
-        # What is left out of the loss weighs nothing where advantages weigh responses by their length.
-        lengths = torch.tensor([len(sample.response.ids) * sample.in_loss for sample in samples])
-        advantages = self.objective.advantages(rewards, groups, lengths)
-        for sample, advantage in zip(samples, advantages.tolist(), strict=True):
-            sample.advantage = advantage
-
-    def _set_token_advantages(self, samples: Sequence[Sample]) -> None:
-        """Advantages that vary within a response, or are made of what the old policy says."""
-        old_logp = _stack([sample.old_logp for sample in samples])
-        assert old_logp is not None
-        lengths = torch.tensor([len(sample.response.ids) for sample in samples])
-        batch = TokenBatch(
-            logp=old_logp,
-            old_logp=old_logp,
-            sequence=torch.arange(len(samples)).repeat_interleave(lengths).to(old_logp.device),
-            group=torch.tensor([sample.group for sample in samples], device=old_logp.device),
-            rewards=torch.tensor([sample.reward for sample in samples], device=old_logp.device),
-            old_entropy=_stack([sample.old_entropy for sample in samples]),
-        )
-        _fill(samples, token_advantages=self.objective.token_advantages(batch))
 
     def _score_old(self, samples: Sequence[Sample]) -> None:
         keep_hidden = self.objective.exact_kl_target == "old"
         with self.policy.evaluating():
             for part in self._microbatches(samples):
                 scores = self.policy.score([sample.row for sample in part])
-                _fill(part, old_logp=scores.logp, old_entropy=scores.entropy)
+                fill(part, old_logp=scores.logp, old_entropy=scores.entropy)
                 if keep_hidden:
-                    _fill(part, target_hidden=scores.hidden)
+                    fill(part, target_hidden=scores.hidden)
 
     def _score_reference(self, samples: Sequence[Sample]) -> None:
         assert self.reference is not None
@@ -109,9 +102,16 @@ class Updater:
         with self.reference.evaluating():
             for part in self._microbatches(samples):
                 scores = self.reference.score([sample.row for sample in part])
-                _fill(part, ref_logp=scores.logp)
+                fill(part, ref_logp=scores.logp)
                 if keep_hidden:
-                    _fill(part, target_hidden=scores.hidden)
+                    fill(part, target_hidden=scores.hidden)
+
+    def _score_values(self, samples: Sequence[Sample]) -> None:
+        if self.critic is None:
+            return
+        with torch.no_grad():
+            for part in self._microbatches(samples):
+                fill(part, old_values=self.critic.values([sample.row for sample in part]))
 
     def step(self, samples: Sequence[Sample], learning_rate: float) -> dict[str, float]:
         """One optimizer step on a mini-batch; -> metrics of the objective, `grad_norm`, `skipped`.
@@ -137,24 +137,34 @@ class Updater:
             for group in self.optimizer.param_groups:
                 group["lr"] = learning_rate
             self.optimizer.step()
+            if self.critic is not None:
+                metrics["critic_grad_norm"] = self.critic.step(
+                    learning_rate / self.config.learning_rate, self.config.max_grad_norm
+                )
         self.optimizer.zero_grad()
+        if self.critic is not None:
+            self.critic.optimizer.zero_grad()
         self.objective = self.objective.adapted(metrics)
         return metrics | {
             "grad_norm": norm,
             "learning_rate": learning_rate,
             "skipped": float(not finite),
-            "tokens": float(sum(len(sample.response.ids) for sample in counted)),
+            "tokens": float(sum(sample.num_tokens for sample in counted)),
             "active_tokens": float(sum(tokens for _, tokens in mismatches)),
         }
 
     def _microbatches(self, samples: Sequence[Sample]) -> list[list[Sample]]:
-        plan = plan_microbatches([len(sample.row) for sample in samples], self.config.tokens_per_microbatch)
+        together = [sample.group for sample in samples] if self.objective.surrogate.pairs else None
+        lengths = [len(sample.row) for sample in samples]
+        plan = plan_microbatches(lengths, self.config.tokens_per_microbatch, together)
         return [[samples[i] for i in part] for part in plan]
 
     def _totals(self, counted: Sequence[Sample], active: Sequence[Sample]) -> Totals:
         """What the step is divided by; and the tokens it chooses, if its objective does, from a pass of their own."""
-        lengths = [len(sample.response.ids) for sample in counted]
-        totals = Totals(sum(lengths), len(counted), len({sample.group for sample in counted}))
+        lengths = [sample.num_tokens for sample in counted]
+        shared = sum(sample.shared for sample in counted)
+        groups = len({sample.group for sample in counted})
+        totals = Totals(sum(lengths), len(counted), groups, shared_tokens=shared)
         chosen_from = active if self.objective.selection is None else counted
         if not self.objective.needs_whole_step or not chosen_from:
             return totals
@@ -164,17 +174,17 @@ class Updater:
             measured = self.objective.totals(whole)
         if whole.selected is None:
             return dataclasses.replace(totals, statistics=measured.statistics)
-        _fill([sample for part in parts for sample in part], selected=whole.selected)
+        fill([sample for part in parts for sample in part], selected=whole.selected)
         return measured
 
     def _batch(self, samples: Sequence[Sample]) -> TokenBatch:
         """Score samples with the current policy. Where no old scores were kept the current ones are the old ones."""
         scores = self._score(samples)
-        lengths = torch.tensor([len(sample.response.ids) for sample in samples])
+        lengths = torch.tensor([sample.num_tokens for sample in samples])
         device = scores.logp.device
-        old_logp = _stack([sample.old_logp for sample in samples])
-        old_entropy = _stack([sample.old_entropy for sample in samples])
-        token_advantages = _stack([sample.token_advantages for sample in samples])
+        old_logp, old_entropy = stack(samples, "old_logp"), stack(samples, "old_entropy")
+        token_advantages = stack(samples, "token_advantages")
+        rows = [sample.row for sample in samples]
 
         def per_token(values: Sequence[float | int]) -> Tensor:
             dtype = scores.logp.dtype if isinstance(values[0], float) else torch.long
@@ -188,11 +198,15 @@ class Updater:
             advantages=per_token([s.advantage for s in samples]) if token_advantages is None else token_advantages,
             entropy=scores.entropy,
             old_entropy=scores.entropy.detach() if old_entropy is None else old_entropy,
-            ref_logp=_stack([sample.ref_logp for sample in samples]),
+            ref_logp=stack(samples, "ref_logp"),
             exact_kl=scores.exact_kl,
             entropy_direction=scores.entropy_direction,
             top_entropy=scores.top_entropy,
-            selected=_stack([sample.selected for sample in samples]),
+            values=None if self.critic is None else self.critic.values(rows),
+            old_values=stack(samples, "old_values"),
+            returns=stack(samples, "returns"),
+            shared=shared_tokens(samples).to(device) if "shared" in self.objective.needs else None,
+            selected=stack(samples, "selected"),
         )
 
     def _score(self, samples: Sequence[Sample]) -> TokenScores:
@@ -200,7 +214,7 @@ class Updater:
         head = (
             self.reference.head if self.reference and self.objective.exact_kl_target == "reference" else self.old_head
         )
-        hidden = _stack([sample.target_hidden for sample in samples])
+        hidden = stack(samples, "target_hidden")
         clamped = [term.dropped for term in self.objective.terms if isinstance(term, AdaptiveEntropy)]
         scores = self.policy.score(
             [sample.row for sample in samples],
@@ -233,22 +247,8 @@ def _decay_groups(policy: Policy, weight_decay: float) -> list[dict[str, object]
     ]
 
 
-def _fill(samples: Sequence[Sample], **values: Tensor) -> None:
-    """Set fields of samples from [N, ...] tensors over all their tokens."""
-    lengths = [len(sample.response.ids) for sample in samples]
-    for name, value in values.items():
-        for sample, part in zip(samples, torch.split(value, lengths), strict=True):
-            setattr(sample, name, part.clone())
-
-
-def _stack(values: Sequence[Tensor | None]) -> Tensor | None:
-    """[N, ...] from one tensor a sample, or None where they have none."""
-    present = [value for value in values if value is not None]
-    return torch.cat(present) if len(present) == len(values) else None
-
-
 def _mismatch(batch: TokenBatch, samples: Sequence[Sample]) -> dict[str, float]:
     """How far the log-probs under which tokens were sampled are from the recomputed ones."""
-    sampled = torch.tensor([logp for sample in samples for logp in sample.response.logps], device=batch.old_logp.device)
+    sampled = torch.tensor([logp for sample in samples for logp in sample.sampled_logps], device=batch.old_logp.device)
     difference = (batch.old_logp - sampled).abs()
     return {"mismatch": float(difference.mean()), "mismatch_max": float(difference.max())}
