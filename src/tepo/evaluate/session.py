@@ -15,7 +15,7 @@ from tepo.errors import TepoError
 from tepo.evaluate.accuracy import Accuracy, evaluate
 from tepo.policy import Policy, load_model
 from tepo.rewards.reward import RewardFunction
-from tepo.rollout import Engine, Sampling, TransformersEngine
+from tepo.rollout import Engine, Sampling, open_engine
 from tepo.seeds import derive_seed
 
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16}
@@ -63,7 +63,7 @@ class Session:
         template = resolve_template(task.template, tokenizer)
         limit = _prompt_limit(recipe, policy)
         session = cls(
-            recipe, policy, TransformersEngine(policy, recipe.rollout.batch_size), task, task.train, task.test,
+            recipe, policy, open_engine(recipe, policy, limit), task, task.train, task.test,
             RewardFunction(recipe.reward, task), dict(task.dropped), template,
         )  # fmt: skip
         try:
@@ -89,7 +89,12 @@ class Session:
         config = self.recipe.evaluation
         temperature = self.recipe.rollout.temperature if config.temperature is None else config.temperature
         limit = self.recipe.rollout.max_response_tokens
-        sampling = Sampling(0.0, limit) if greedy else Sampling(temperature, limit, config.top_p)
+        stop = tuple(self.recipe.rollout.stop)
+        sampling = (
+            Sampling(0.0, limit, stop=stop)
+            if greedy
+            else Sampling(temperature, limit, config.top_p, config.top_k, stop)
+        )
         return evaluate(
             self.engine,
             self.judge,
@@ -104,6 +109,7 @@ class Session:
 
     def close(self) -> None:
         self.judge.close()
+        self.engine.close()
 
     def __enter__(self) -> Self:
         return self

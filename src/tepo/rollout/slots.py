@@ -29,7 +29,7 @@ def slot_attention(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of one query to the keys of its slot, as transformers' AttentionInterface wants it; of more, plain sdpa.
+    """Attention of one query to the keys of its slot, for transformers' AttentionInterface; of more, plain sdpa.
 
     query: [B, H, 1, d]; key, value: [B, K, T, d], K heads that H / K queries share; attention_mask: [B, 1, 1, T] bool.
     The queries that share keys are one small matrix, so that no key is repeated. -> [B, 1, H, d].

@@ -151,7 +151,7 @@ class Collector:
     def _sample(self, problems: Sequence[Problem], seed: int) -> list[list[Sample]]:
         rollout = self.recipe.rollout
         prompts = [tuple(self.render(problem)) for problem in problems]
-        sampling = Sampling(rollout.temperature, rollout.max_response_tokens, rollout.top_p)
+        sampling = Sampling(rollout.temperature, rollout.max_response_tokens, rollout.top_p, stop=tuple(rollout.stop))
         count = self.recipe.trainer.responses_per_prompt
         cuts = [0] * len(prompts)
         if self.tracker is None:
