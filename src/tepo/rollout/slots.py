@@ -122,16 +122,18 @@ class SlotDecoder:
         states = self.policy.base.get_decoder()(
             input_ids=ids, attention_mask=attention, past_key_values=cache, use_cache=True
         ).last_hidden_state
+        filled: list[Any] = cache.layers
         if not self.layers:
-            self.layers = [self._layer(layer.keys, layer.values) for layer in cache.layers]
+            self.layers = [self._layer(layer.keys, layer.values) for layer in filled]
         rows = torch.arange(len(prompts), device=ids.device).repeat_interleave(torch.tensor(copies, device=ids.device))
         used = slice(len(self.lengths), len(self.lengths) + len(rows))
-        for layer, prompt in zip(self.layers, cache.layers, strict=True):
+        for layer, prompt in zip(self.layers, filled, strict=True):
             layer.keys[used, :, : ids.shape[1]] = prompt.keys[rows].to(layer.keys.dtype)
             layer.values[used, :, : ids.shape[1]] = prompt.values[rows].to(layer.values.dtype)
         self.lengths += [len(prompt) for prompt, times in zip(prompts, copies, strict=True) for _ in range(times)]
         last = attention.sum(-1) - 1
-        return states[torch.arange(len(prompts), device=ids.device), last][rows]
+        hidden: Tensor = states[torch.arange(len(prompts), device=ids.device), last][rows]
+        return hidden
 
     def _layer(self, keys: Tensor, values: Tensor) -> SlotLayer:
         # In mixed precision attention rounds its inputs anyway; zeros, since what is masked must still be finite.
@@ -154,7 +156,7 @@ class SlotDecoder:
             # Of four dimensions: the model takes it as it is.
             attention_mask=(torch.arange(span, device=device) <= lengths[:, None])[:, None, None],
             position_ids=lengths[:, None],
-            past_key_values=Cache(layers=self.layers),
+            past_key_values=Cache(layers=[*self.layers]),
             use_cache=True,
         ).last_hidden_state
         self.lengths = [length + 1 for length in self.lengths]

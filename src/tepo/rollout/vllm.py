@@ -45,7 +45,7 @@ class VllmEngine:
         self.policy = policy
         with tempfile.TemporaryDirectory() as folder:
             policy.base.config.save_pretrained(folder)
-            policy.base.generation_config.save_pretrained(folder)  # type: ignore[union-attr]
+            policy.base.generation_config.save_pretrained(folder)
             policy.tokenizer.save_pretrained(folder)
             try:
                 self.llm: Any = LLM(

@@ -31,7 +31,7 @@ class Updater:
     """Turns mini-batches of samples into optimizer steps on a policy.
 
     reference: the frozen policy, needed when `objective.needs_reference`. critic: needed when the objective trains one.
-    process: fills in process rewards, for an objective that reads them. correction: of what sampling and scoring differ.
+    process: fills in process rewards, for an objective that reads them. correction: of advantages.
     """
 
     def __init__(
