@@ -79,7 +79,7 @@ def test_sampled_log_probs_follow_the_weights(engine: VllmEngine) -> None:
     """Those of the base model, and those of an adapter; what was cached of the prompts is not used again."""
     sampling = Sampling(1.0, 20)
     before = engine.generate(PROMPTS, 4, sampling, seed=1)
-    assert largest_difference(engine.policy, before) < 1e-4
+    assert largest_difference(engine.policy, before) < 1e-3
     with torch.no_grad():
         for name, parameter in engine.policy.model.named_parameters():
             if "lora_" not in name:
@@ -87,10 +87,10 @@ def test_sampled_log_probs_follow_the_weights(engine: VllmEngine) -> None:
     stale = engine.generate(PROMPTS, 4, sampling, seed=1)
     assert largest_difference(engine.policy, stale) > 1e-2
     engine.update_weights()
-    assert largest_difference(engine.policy, engine.generate(PROMPTS, 4, sampling, seed=1)) < 1e-4
+    assert largest_difference(engine.policy, engine.generate(PROMPTS, 4, sampling, seed=1)) < 1e-3
     randomize_adapter(engine.policy)
     engine.update_weights()
-    assert largest_difference(engine.policy, engine.generate(PROMPTS, 4, sampling, seed=1)) < 1e-4
+    assert largest_difference(engine.policy, engine.generate(PROMPTS, 4, sampling, seed=1)) < 1e-3
 
 
 @needs_vllm
@@ -107,7 +107,7 @@ def test_responses_are_as_the_other_engine_gives_them(engine: VllmEngine) -> Non
     assert engine.generate(PROMPTS, 8, Sampling(1.0, 6), seed=3) != groups
     greedy = engine.generate(PROMPTS, 2, Sampling(0.0, 6), seed=0)
     assert all(first == second for first, second in greedy)
-    assert largest_difference(engine.policy, greedy) < 1e-4
+    assert largest_difference(engine.policy, greedy) < 1e-3
 
 
 @needs_vllm
@@ -116,7 +116,7 @@ def test_a_run_trains_with_it(tmp_path: Path) -> None:
     recipe = load_recipe(
         "arithmetic",
         [
-            "rollout.engine=vllm", "rollout.vllm_memory=0.1", "trainer.steps=6", "trainer.prompts_per_rollout=8",
+            "rollout.engine=vllm", "rollout.vllm_memory=0.2", "trainer.steps=6", "trainer.prompts_per_rollout=8",
             "trainer.responses_per_prompt=4", "trainer.updates_per_rollout=2", "trainer.learning_rate=3e-3",
             "data.test_problems=16", "evaluation.every=null", "checkpoint.every=null", "reward.workers=1",
             f"output={tmp_path / 'run'}",

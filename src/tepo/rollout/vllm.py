@@ -61,7 +61,8 @@ class VllmEngine:
                 )
             except Exception as error:  # of another program's start anything can come
                 raise TepoError(
-                    f"rollout.engine = 'vllm' cannot run this model: {type(error).__name__}: {error}"
+                    f"rollout.engine = 'vllm' cannot run this model with rollout.vllm_memory = {memory:g} and "
+                    f"rollout.vllm_max_length = {max_length}: {type(error).__name__}: {error}"
                 ) from error
         self.update_weights()
 
