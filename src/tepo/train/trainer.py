@@ -151,6 +151,7 @@ class Trainer:
             self.session.engine.update_weights()
         with self._timed("rollout"):
             self.rollout = self.collector.collect(index)
+        self.seconds |= self.collector.seconds
         with self._timed("old_scores"):
             parts = [self.rollout.minibatch(update, updates) for update in range(updates)]
             self.updater.prepare(self.rollout.samples, parts)
