@@ -104,13 +104,16 @@ def test_training_changes_the_weights_and_the_same_seed_repeats_the_run(run: Any
         (["trainer.dynamic_sampling=true", "trainer.schedule=cosine"], FULL),
         (["objective.kl_mask.estimator=exact", "objective.ref_kl=0.01", "trainer.overlong_filtering=true"], FULL),
         (["model.lora.rank=4", "objective.kl_mask.target=reference", "trainer.learning_rate=1e-3"], ADAPTER),
+        (["objective=ppo"], FULL),
+        (["objective=ppo", "model.lora.rank=4"], ADAPTER),
+        (["objective=skpo", "data.max_problems=20"], FULL),
     ],
-    ids=["full", "exact-kl", "lora"],
+    ids=["full", "exact-kl", "lora", "critic", "critic-lora", "tracker"],
 )
 def test_a_resumed_run_is_the_run_that_was_never_stopped(run: Any, options: list[str], weights: str, stop: int) -> None:
     """In the middle of a rollout's updates, and at its boundary."""
-    if stop != 5 and "model.lora.rank=4" in options:
-        pytest.skip("one stop is enough for the adapter")
+    if stop != 5 and ("model.lora.rank=4" in options or "objective" in options[0].split("=")):
+        pytest.skip("one stop is enough for the adapter, the critic and the tracker")
     whole, _ = run(*options, "checkpoint.every=1", "evaluation.every=3", output="whole")
     part = whole.parent / "part"
     shutil.copytree(whole, part)

@@ -14,11 +14,14 @@ from tepo.train.sample import Sample, fill, stack
 
 
 def set_advantages(objective: Objective, samples: Sequence[Sample]) -> None:
-    """Fill in the advantages of all samples of a rollout: one each, or one for each of their tokens."""
+    """Fill in the advantages of all samples of a rollout: one each, or one for each of their tokens and their mean."""
     if objective.advantage.needs:
-        batch = _batch([sample for sample in samples if sample.in_loss])
         counted = [sample for sample in samples if sample.in_loss]
-        fill(counted, token_advantages=objective.token_advantages(batch))
+        batch = _batch(counted)
+        advantages = objective.token_advantages(batch)
+        fill(counted, token_advantages=advantages)
+        for sample, mean in zip(counted, batch.sequence_mean(advantages).tolist(), strict=True):
+            sample.advantage = mean  # for those who read the rollout
         returns = objective.advantage.returns(batch)
         if returns is not None:
             fill(counted, returns=returns)
