@@ -52,7 +52,7 @@ def run_tepo(model: str, steps: int, limit: int, folder: Path) -> dict[str, floa
         None,
         [
             f"output={folder / 'run'}", f"model.name={model}", "model.dtype=bf16", f"data={data}",
-            "data.template={problem}", "data.test_problems=1", "reward.verifier=end_to_end:judge", "objective=dapo",
+            "data.template=chat", "data.test_problems=1", "reward.verifier=end_to_end:judge", "objective=dapo",
             f"rollout.max_response_tokens={limit}", f"trainer.steps={steps}", f"trainer.prompts_per_rollout={PROMPTS}",
             f"trainer.responses_per_prompt={RESPONSES}", f"trainer.updates_per_rollout={UPDATES}",
             f"trainer.tokens_per_microbatch={MICROBATCH * (limit + 96)}", "evaluation.before=false",
@@ -113,14 +113,14 @@ def run_trl(model: str, steps: int, limit: int, folder: Path) -> dict[str, float
         dataloader_pin_memory=False,
     )  # fmt: skip
 
-    def reward(completions: list[str], **_: Any) -> list[float]:
-        return [float(judge(text, None)) for text in completions]
+    def reward(completions: list[list[dict[str, str]]], **_: Any) -> list[float]:
+        return [float(judge(messages[0]["content"], None)) for messages in completions]
 
     trainer = GRPOTrainer(
         model=loaded,
         reward_funcs=reward,
         args=config,
-        train_dataset=Dataset.from_list([{"prompt": text} for text in problems(steps)]),
+        train_dataset=Dataset.from_list([{"prompt": [{"role": "user", "content": text}]} for text in problems(steps)]),
         processing_class=tokenizer,
     )
     clock = Clock()

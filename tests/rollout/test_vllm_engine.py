@@ -6,8 +6,9 @@ Runs where vLLM is installed (`.ci/vllm` makes such an environment); the merging
 from __future__ import annotations
 
 import importlib.util
-import io
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,16 +16,13 @@ from typing import Any
 import pytest
 import torch
 from models import character_tokenizer, tiny_model
-from rich.console import Console
 
-from tepo.config import load_recipe
 from tepo.config.recipe import LoraConfig, ModelConfig
 from tepo.errors import TepoError
 from tepo.policy import Policy, Row, load_model
 from tepo.policy.load import _add_adapter
 from tepo.rollout import Response, Sampling
 from tepo.rollout.vllm import VllmEngine, merged_weights
-from tepo.train import train
 
 installed = importlib.util.find_spec("vllm") is not None
 needs_vllm = pytest.mark.skipif(not installed, reason="needs vLLM, in an environment of its own (.ci/vllm)")
@@ -113,16 +111,17 @@ def test_responses_are_as_the_other_engine_gives_them(engine: VllmEngine) -> Non
 @needs_vllm
 def test_a_run_trains_with_it(tmp_path: Path) -> None:
     """The log-probs of every step's samples, under weights that have changed in between, are the policy's own."""
-    recipe = load_recipe(
-        "arithmetic",
-        [
-            "rollout.engine=vllm", "rollout.vllm_memory=0.2", "trainer.steps=6", "trainer.prompts_per_rollout=8",
-            "trainer.responses_per_prompt=4", "trainer.updates_per_rollout=2", "trainer.learning_rate=3e-3",
-            "data.test_problems=16", "evaluation.every=null", "checkpoint.every=null", "reward.workers=1",
-            f"output={tmp_path / 'run'}",
-        ],
-    )  # fmt: skip
-    folder = train(recipe, console=Console(file=io.StringIO()))
+    folder = tmp_path / "run"
+    settings = [
+        "rollout.engine=vllm", "rollout.vllm_memory=0.2", "trainer.steps=6", "trainer.prompts_per_rollout=8",
+        "trainer.responses_per_prompt=4", "trainer.updates_per_rollout=2", "trainer.learning_rate=3e-3",
+        "data.test_problems=16", "evaluation.every=null", "checkpoint.every=null", "reward.workers=1",
+        f"output={folder}",
+    ]  # fmt: skip
+    # A process of its own: there can be one such engine in each.
+    command = [sys.executable, "-m", "tepo", "train", "--config", "arithmetic", *settings]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     measured = [line for line in metrics if "mismatch_max" in line]
     assert {line["rollout"] for line in measured} == {0, 1, 2}

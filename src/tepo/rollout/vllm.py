@@ -73,7 +73,10 @@ class VllmEngine:
 
     def close(self) -> None:
         """See Engine."""
+        from vllm.distributed import cleanup_dist_env_and_memory
+
         self.llm.llm_engine.engine_core.shutdown()
+        cleanup_dist_env_and_memory()  # or this process could not open another one
 
     def generate(
         self, prompts: Sequence[Sequence[int]], count: int, sampling: Sampling, seed: int
