@@ -5,24 +5,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 import torch
-from foreign import (
-    GMPO,
-    GRPO,
-    NO_DUAL_CLIP,
-    RLOO,
-    Advantages,
-    Loss,
-    Step,
-    Window,
-    trl,
-    trl_advantages,
-    verl,
-    verl_advantages,
-)
+from foreign import Advantages, Loss, Step, Window
+from foreign_trl import GMPO, GRPO, RLOO, trl, trl_advantages, trl_dpo, trl_orpo
+from foreign_verl import NO_DUAL_CLIP, verl, verl_advantages, verl_gae_advantages
 from torch import Tensor
 
 PENDING: frozenset[str] = frozenset()
@@ -32,6 +22,9 @@ NO_COUNTERPART = frozenset({
     "entropy_advantage", "aent", "em_ft", "em_rl_sequence", "em_rl_token", "gtpo", "grpo_s", "policy_kl",
 })  # fmt: skip
 """Objectives that neither TRL nor verl has."""
+
+OWN_ADVANTAGES = frozenset({"segment", "shared_prefix", "best_against_worst"})
+"""Kinds of advantages that neither has, though it has the losses that go with them."""
 
 ROUNDING = 1e-12
 LENGTH_EPSILON = 3e-8
@@ -79,6 +72,16 @@ def over_selected(theirs: Loss, share: float) -> Loss:
     return loss
 
 
+def by_level(prefix: Loss, rest: Loss, share: float = 0.5) -> Loss:
+    """SKPO's loss from those of its levels, each a mean over its own tokens."""
+
+    def loss(part: Step, whole: Window) -> Tensor:
+        levels = [dataclasses.replace(part, mask=part.mask * level) for level in (part.shared, ~part.shared)]
+        return share * prefix(levels[0], whole) + (1 - share) * rest(levels[1], whole)
+
+    return loss
+
+
 def with_the_papers_alpha(theirs: Advantages) -> Advantages:
     """GPG's alpha is B / (B - M), M responses in groups of equal rewards; verl's is B / number of non-zero scores."""
 
@@ -99,6 +102,11 @@ DUAL = "verl's dual clip is always on: clip_ratio_c=1e9 puts it out of reach"
 LENGTHS = "verl adds 1e-8 to lengths"
 EMPTY = "TRL's mean over responses counts those without a token"
 WHITENED = "whitened over tokens; 1e-8 is added to the variance (verl) or its root (ours); gamma 1"
+PAIRED = "a mean over pairs, ours over prompts: compared where each prompt gives a pair"
+NLL = "TRL's NLL is a mean over the tokens of a batch, prompts included; its odds are in float32"
+FLOAT32 = 1e-5
+COUNTED = "verl adds 1e-8 to the number of tokens in a mean"
+CRITIC = "the critic's loss is a call of its own: their sum"
 SEQ_MEAN = "seq-mean-token-mean"
 NORM = "seq-mean-token-sum-norm"
 
@@ -159,6 +167,19 @@ TRL_CASES = {
     "forking_tokens": Case(
         "forking_tokens", over_selected(trl("dapo", epsilon_high=0.28, top_entropy_quantile=0.2), 0.2), {},
         "TRL divides by all tokens, the paper by the selected ones", split=False,
+    ),
+    "prpo": Case(
+        "prpo", trl("grpo", beta=0.001, **PLAIN_KL), {}, f"as GRPO, with advantages of its own; {EMPTY}",
+        empty="counted",
+    ),
+    "dpo": Case("dpo", trl_dpo(0.1), {}, PAIRED, per_token=False, split=False, empty="not_compared"),
+    "dpo_beta": Case("dpo", trl_dpo(0.5), {"beta": 0.5}, PAIRED, per_token=False, split=False, empty="not_compared"),
+    "orpo": Case(
+        "orpo", trl_orpo(0.1), {}, f"{NLL}; {PAIRED}", FLOAT32, per_token=False, split=False, empty="not_compared"
+    ),
+    "orpo_beta": Case(
+        "orpo", trl_orpo(1.0), {"beta": 1.0}, f"{NLL}; {PAIRED}", FLOAT32, per_token=False, split=False,
+        empty="not_compared",
     ),
 }  # fmt: skip
 
@@ -238,6 +259,21 @@ VERL_CASES = {
         "kl_cov", verl("kl_cov", policy={"kl_cov_ratio": 0.3, "ppo_kl_coef": 1.0}), {"share": 0.3},
         "verl selects within each micro-batch; its ppo_kl_coef is .1, the paper's beta 1", split=False,
     ),
+    "ppo": Case("ppo", verl("vanilla", value_clip=0.2, **SINGLE), {}, f"{CRITIC}; {DUAL}"),
+    "ppo_value_clip": Case(
+        "ppo", verl("vanilla", value_clip=0.5, **SINGLE), {"value_loss": {"clip": 0.5}}, f"{CRITIC}; {DUAL}"
+    ),
+    "ppo_no_value_clip": Case(
+        "ppo", verl("vanilla", value_clip=1e9, **SINGLE), {"value_loss": {"clip": None}}, f"{CRITIC}; {DUAL}"
+    ),
+    "prpo": Case(
+        "prpo", verl("vanilla", SEQ_MEAN, kl=(0.001, "low_var_kl"), **SINGLE), {},
+        f"as GRPO, with advantages of its own; {DUAL}; {LENGTHS}", LENGTH_EPSILON,
+    ),
+    "skpo": Case(
+        "skpo", by_level(verl("vanilla", **SINGLE), verl("cispo", clip_low=0.2, clip_high=0.28)), {},
+        f"its levels are two calls, each on its own tokens; {DUAL}", split=False,
+    ),
     "kl_cov_one_token": Case(
         "kl_cov", verl("kl_cov", policy={"kl_cov_ratio": 2e-3, "ppo_kl_coef": 0.5}), {"cov_kl": 0.5}, split=False
     ),
@@ -253,6 +289,11 @@ VERL_ADVANTAGES = {
     "reinforce_pp": AdvantageCase("reinforce_pp", verl_advantages("reinforce_plus_plus"), {}, WHITENED, LENGTH_EPSILON),
     "reinforce_pp_baseline": AdvantageCase(
         "reinforce_pp_baseline", verl_advantages("reinforce_plus_plus_baseline"), {}, WHITENED, LENGTH_EPSILON
+    ),
+    "ppo": AdvantageCase("ppo", verl_gae_advantages(1.0, 0.95), {}, COUNTED, 1e-9),
+    "ppo_lambda_1": AdvantageCase("ppo", verl_gae_advantages(1.0, 1.0), {"lam": 1}, COUNTED, 1e-9),
+    "ppo_discounted": AdvantageCase(
+        "ppo", verl_gae_advantages(0.9, 0.5), {"gamma": 0.9, "lam": 0.5}, COUNTED, 1e-9
     ),
     "gpg": AdvantageCase(
         "gpg", with_the_papers_alpha(verl_advantages("gpg")), {}, "verl's alpha counts non-zero scores"

@@ -17,12 +17,12 @@ DRIFTS = (1e-3, 0.2, 0.8)
 SEEDS = range(4)
 
 Result = tuple[float, Tensor]
-"""Loss, and the gradient in logp and entropy: [2, S, T]."""
+"""Loss, and the gradient in logp, entropy and values: [3, S, T]."""
 
 
 def gradients(step: Step) -> Tensor:
-    """[2, S, T] that backward left in logp and entropy, which are cleared."""
-    leaves = (step.logp, step.entropy)
+    """[3, S, T] that backward left in logp, entropy and values, which are cleared."""
+    leaves = (step.logp, step.entropy, step.values)
     found = torch.stack([torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves])
     for leaf in leaves:
         leaf.grad = None
@@ -65,6 +65,8 @@ def error(ours: Result, theirs: Result) -> float:
 
 def steps(case: Case) -> list[Step]:
     """The steps that a row is compared on."""
+    if get_objective(case.ours).surrogate.pairs:
+        return [random_step(seed, drift).in_pairs() for seed in SEEDS for drift in DRIFTS]
     varied = (False, True) if case.per_token else (False,)
     return [random_step(seed, drift, vary) for seed in SEEDS for drift in DRIFTS for vary in varied]
 
@@ -92,6 +94,7 @@ def largest_advantage_error(case: AdvantageCase) -> float:
     for seed in SEEDS:
         step = random_step(seed, 0.1)
         theirs = case.theirs(step)
-        ours = objective.advantages(step.rewards, step.groups, step.mask.sum(-1))[:, None] * step.mask
+        ours = torch.zeros_like(theirs)
+        ours[step.mask.bool()] = objective.token_advantages(step.rollout())
         worst = max(worst, float((ours - theirs).abs().max() / theirs.abs().max()))
     return worst

@@ -20,7 +20,8 @@ from differential_comparison import (
     largest_error,
     our_result,
 )
-from foreign import RLOO, random_step, trl, trl_advantages
+from foreign import random_step
+from foreign_trl import RLOO, trl, trl_advantages
 
 from tepo.objectives import get_objective
 

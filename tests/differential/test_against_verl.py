@@ -22,7 +22,8 @@ from differential_comparison import (
     largest_error,
     our_result,
 )
-from foreign import random_step, verl, verl_advantages, verl_core
+from foreign import random_step
+from foreign_verl import verl, verl_advantages, verl_core, verl_gae
 
 from tepo.objectives import get_objective
 from tepo.objectives.aggregates import Aggregate, ConstantLength, SequenceMean, SequenceSum, TokenMean
@@ -57,6 +58,14 @@ def test_responses_without_a_token(name: str) -> None:
 @pytest.mark.parametrize("case", active(VERL_ADVANTAGES).values(), ids=active(VERL_ADVANTAGES))
 def test_advantages(case: AdvantageCase) -> None:
     assert largest_advantage_error(case) < case.tolerance
+
+
+@pytest.mark.parametrize(("gamma", "lam"), [(1.0, 0.95), (1.0, 1.0), (0.9, 0.0)])
+def test_returns(gamma: float, lam: float) -> None:
+    step = random_step(0, 0.2)
+    ours = get_objective("ppo", gamma=gamma, lam=lam).prepare(step.rollout()).returns
+    assert ours is not None
+    torch.testing.assert_close(ours, verl_gae(step, gamma, lam)[1][step.mask.bool()], rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("mode", AGGREGATES)

@@ -5,154 +5,18 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any
 
-
-@dataclass
-class Token:
-    """What the loss knows of one token.
-
-    frozen_logp, frozen_entropy: the values of logp and entropy inside a stop-gradient. selected: whether the objective
-    chose it, over the whole step.
-    """
-
-    logp: float
-    old_logp: float
-    ref_logp: float
-    entropy: float
-    old_entropy: float
-    exact_kl: float
-    entropy_direction: float
-    top_entropy: float
-    advantage: float
-    frozen_logp: float
-    frozen_entropy: float
-    selected: bool = False
+from definition_settings import PAIRS, Settings, Token
 
 
 @dataclass(frozen=True)
-class Settings:
-    """The settings of one objective, as the specification gives them; `kl_mask` and `ref_kl` None when absent.
+class Counts:
+    """What losses are divided by: tokens, those of shared prefixes among them, responses and groups with a token."""
 
-    p: of the ratio "hoelder". power: of the surrogate "power_clip". selection: which tokens are chosen over the step,
-    the highest `share` by "entropy" or "covariance", or "drawn" of those of covariance between cov_low and cov_high.
-    alpha, kappa: of the advantages' shaping; None: none. cov_kl, adaptive_entropy, policy_kl: coefficients, or None.
-    """
-
-    ratio: str
-    surrogate: str
-    clip_low: float
-    clip_high: float
-    aggregate: str
-    dual_clip: float | None = None
-    p: float = 0
-    power: float = 0
-    tau: float = 1.0
-    tau_negative: float = 1.05
-    length_normalizer: float = 3000
-    kl_mask: dict[str, Any] | None = None
-    ref_kl: dict[str, Any] | None = None
-    entropy_bonus: float | None = None
-    selection: str | None = None
-    share: float = 1.0
-    cov_low: float = 1.0
-    cov_high: float = 5.0
-    alpha: float | None = None
-    kappa: float = 2.0
-    cov_kl: float | None = None
-    adaptive_entropy: float | None = None
-    policy_kl: float | None = None
-
-
-KL_MASK = {"beta": 0.01, "target": "old", "estimator": "abs", "entropy_test": "measured", "normalizer": "tokens"}
-REF_KL = {"beta": 0.04, "estimator": "k3"}
-NO_CLIP = math.inf
-
-SETTINGS = {
-    "tepo": Settings("sequence", "clip", 2e-3, 2.5e-3, "token_mean", kl_mask=KL_MASK),
-    "tepo_v1": Settings("sequence", "clip", 2e-3, 2.5e-3, "token_mean"),
-    "grpo": Settings("token", "clip", 0.2, 0.2, "sequence_mean", ref_kl=REF_KL),
-    "dr_grpo": Settings("token", "clip", 0.2, 0.2, "constant_length"),
-    "dapo": Settings("token", "clip", 0.2, 0.28, "token_mean"),
-    "gspo": Settings("sequence", "clip", 3e-4, 4e-4, "sequence_mean"),
-    "gspo_token": Settings("sequence_token", "clip", 3e-4, 4e-4, "sequence_mean"),
-    "luspo": Settings("sequence", "clip", 3e-4, 4e-4, "sequence_sum"),
-    "gmpo": Settings("token", "log_clip", 0.4, 0.4, "sequence_mean"),
-    "hoelder": Settings("hoelder", "clip", 0.2, 0.2, "sequence_mean"),
-    "hoelder_token": Settings("token", "power_clip", 0.2, 0.2, "sequence_mean"),
-    "cispo": Settings("token", "weight", 1.0, 0.28, "token_mean"),
-    "sapo": Settings("token", "gate", NO_CLIP, NO_CLIP, "sequence_mean"),
-    "gpg": Settings("none", "score", NO_CLIP, NO_CLIP, "token_mean"),
-    "rloo": Settings("none", "score", NO_CLIP, NO_CLIP, "sequence_sum"),
-    "reinforce_pp": Settings("token", "clip", 0.2, 0.2, "token_mean"),
-    "reinforce_pp_baseline": Settings("token", "clip", 0.2, 0.2, "token_mean"),
-    "clip_cov": Settings("token", "clip", 0.2, 0.2, "token_mean", selection="drawn", share=2e-4),
-    "kl_cov": Settings("token", "none", NO_CLIP, NO_CLIP, "token_mean", selection="covariance", share=2e-3, cov_kl=1.0),
-    "forking_tokens": Settings("token", "clip", 0.2, 0.28, "token_mean", selection="entropy", share=0.2),
-    "entropy_advantage": Settings("token", "clip", 0.2, 0.2, "sequence_mean", alpha=0.4),
-    "aent": Settings("token", "clip", 0.2, 0.2, "sequence_mean", adaptive_entropy=0.002),
-    "em_ft": Settings("none", "entropy", NO_CLIP, NO_CLIP, "token_mean"),
-    "em_rl_sequence": Settings("none", "score", NO_CLIP, NO_CLIP, "sequence_sum", ref_kl={**REF_KL, "beta": 0.001}),
-    "em_rl_token": Settings("none", "score", NO_CLIP, NO_CLIP, "sequence_sum", ref_kl={**REF_KL, "beta": 0.001}),
-    "gtpo": Settings("token", "clip", 0.2, 0.2, "token_mean"),
-    "grpo_s": Settings("sequence", "clip", 0.2, 0.2, "sequence_mean"),
-    "policy_kl": Settings("token", "none", NO_CLIP, NO_CLIP, "token_mean", policy_kl=1.0),
-}
-
-OPTIONS_OF_SURROGATES: dict[str, set[str]] = {
-    "clip": {"clip_low", "clip_high", "dual_clip"},
-    "log_clip": {"clip_low", "clip_high"},
-    "power_clip": {"clip_low", "clip_high", "p"},
-    "weight": {"clip_low", "clip_high"},
-    "gate": {"tau", "tau_negative"},
-    "score": set(),
-    "none": set(),
-    "entropy": set(),
-}
-OPTIONS_OF_SELECTIONS: dict[str | None, set[str]] = {
-    None: set(),
-    "entropy": {"share"},
-    "covariance": {"share"},
-    "drawn": {"share", "cov_low", "cov_high"},
-}
-SHAPED_REWARDS = ("gtpo", "grpo_s")
-"""Objectives whose advantages are those of rewards a1 R + a2 bonus."""
-OPTIONS_OF_SOME = {"clip_low", "clip_high", "dual_clip", "p", "tau", "tau_negative", "length_normalizer", "ratio"}
-OPTIONS_OF_SOME |= {"share", "cov_low", "cov_high", "alpha", "kappa", "a1", "a2"}
-"""Options that not every objective has a use for."""
-
-
-def unused(name: str, overrides: dict[str, Any]) -> set[str]:
-    """Those of the overrides that the objective, with the others in place, has no use for."""
-    row = SETTINGS[name]
-    used = OPTIONS_OF_SURROGATES[row.surrogate] | OPTIONS_OF_SELECTIONS[row.selection]
-    if row.alpha is not None:
-        used |= {"alpha", "kappa"}
-    if name in SHAPED_REWARDS and "advantage" not in overrides:
-        used |= {"a1", "a2"}
-    if row.ratio != "none":
-        used.add("ratio")
-        if overrides.get("ratio", row.ratio) == "hoelder":
-            used.add("p")
-    if overrides.get("aggregate", row.aggregate) == "constant_length":
-        used.add("length_normalizer")
-    return (overrides.keys() & OPTIONS_OF_SOME) - used
-
-
-def settings(name: str, overrides: dict[str, Any]) -> Settings:
-    """The settings of an objective with overrides; a mapping changes the fields it names, a number is the beta."""
-    row = SETTINGS[name]
-    of_advantages = {"advantage", "advantage_epsilon", "a1", "a2"}
-    changed = {option: value for option, value in overrides.items() if option not in of_advantages}
-    for option, defaults in (("kl_mask", KL_MASK), ("ref_kl", REF_KL)):
-        value = overrides.get(option)
-        if isinstance(value, float):
-            changed[option] = {**(getattr(row, option) or defaults), "beta": value}
-        elif value is not None:
-            changed[option] = {**(getattr(row, option) or defaults), **value}
-    if "p" in changed and overrides.get("ratio", row.ratio) != "hoelder":
-        changed["power"] = changed.pop("p")
-    return dataclasses.replace(row, **changed)
+    tokens: int
+    shared: int
+    sequences: int
+    groups: int
 
 
 def kl(estimator: str, token: Token, target_logp: float) -> float:
@@ -203,13 +67,38 @@ def clip(x: float, low: float, high: float) -> float:
     return min(max(x, low), high)
 
 
+def mean_logp(response: list[Token]) -> float:
+    """Of a response; ORPO takes it for less than 0, where the odds are not infinite."""
+    return min(sum(token.logp for token in response) / len(response), -1e-6)
+
+
+def pair_utility(s: Settings, chosen: list[Token], rejected: list[Token]) -> float:
+    """What a pair is worth: -softplus(-x) is log sigmoid(x)."""
+    if s.surrogate == "dpo":
+        margins = [sum(t.logp - t.ref_logp for t in response) for response in (chosen, rejected)]
+        return -math.log1p(math.exp(-s.beta * (margins[0] - margins[1])))
+    odds = [mean_logp(response) - math.log(-math.expm1(mean_logp(response))) for response in (chosen, rejected)]
+    log_p = sum(token.logp for token in chosen) / len(chosen)
+    return log_p - s.beta * math.log1p(math.exp(odds[1] - odds[0]))
+
+
+def rejected_of(responses: list[list[Token]], groups: list[int], i: int) -> list[Token] | None:
+    """The response that response i is preferred to; None where i is not a chosen one."""
+    if responses[i][0].advantage <= 0:
+        return None
+    return next(r for r, group in zip(responses, groups, strict=True) if group == groups[i] and r[0].advantage < 0)
+
+
 def surrogate(s: Settings, response: list[Token], token: Token) -> float:
     """What one token contributes to J, before its weight."""
     a = token.advantage
     low, high = 1 - s.clip_low, 1 + s.clip_high
+    if s.surrogate == "prefix_and_rest" and token.shared:  # SKPO: PPO's clip on the prefix
+        r = ratio(s, response, token)
+        return min(r * a, clip(r, 1 - s.prefix_clip_low, 1 + s.prefix_clip_high) * a)
     if s.surrogate == "score":  # GPG, REINFORCE: A log pi
         return a * token.logp
-    if s.surrogate == "weight":  # CISPO: sg(clip(r)) A log pi
+    if s.surrogate in ("weight", "prefix_and_rest"):  # CISPO: sg(clip(r)) A log pi
         return clip(frozen_ratio(s, response, token), low, high) * a * token.logp
     if s.surrogate == "gate":  # SAPO: (4/tau) sigmoid(tau (r - 1)) A
         tau = s.tau if a > 0 else s.tau_negative
@@ -237,15 +126,21 @@ def surrogate(s: Settings, response: list[Token], token: Token) -> float:
     return value
 
 
-def weight(s: Settings, response: list[Token], num_tokens: int, num_sequences: int) -> float:
+def weight(s: Settings, response: list[Token], token: Token, counts: Counts) -> float:
     """What one token of a response is multiplied with."""
     if s.aggregate == "token_mean":
-        return 1 / num_tokens
+        return 1 / counts.tokens
     if s.aggregate == "sequence_mean":
-        return 1 / num_sequences / len(response)
+        return 1 / counts.sequences / len(response)
     if s.aggregate == "sequence_sum":
-        return 1 / num_sequences
-    return 1 / num_sequences / s.length_normalizer
+        return 1 / counts.sequences
+    if s.aggregate == "group_mean":
+        return 1 / counts.groups
+    if s.aggregate == "level_mean" and token.shared:
+        return s.prefix_share / counts.shared
+    if s.aggregate == "level_mean":
+        return (1 - s.prefix_share) / (counts.tokens - counts.shared)
+    return 1 / counts.sequences / s.length_normalizer
 
 
 def in_mask(token: Token, entropy_test: str) -> bool:
@@ -313,120 +208,90 @@ def check_selection(s: Settings, responses: list[list[Token]]) -> None:
     assert all(was or value <= lowest + 1e-9 for value, was in zip(values, chosen, strict=True))
 
 
-def loss(s: Settings, responses: list[list[Token]]) -> float:
-    """L = -J + terms over the responses of one optimizer step; a response without tokens counts nowhere."""
+def value_error(clip_range: float | None, token: Token) -> float:
+    """(V - R)^2; with a clip, no less than that of the value held near the old one."""
+    square = (token.values - token.returns) ** 2
+    if clip_range is None:
+        return square
+    held = clip(token.values, token.old_values - clip_range, token.old_values + clip_range)
+    return max(square, (held - token.returns) ** 2)
+
+
+def loss(s: Settings, responses: list[list[Token]], groups: list[int] | None = None) -> float:
+    """L = -J + terms over the responses of one optimizer step; a response without tokens counts nowhere.
+
+    groups: the prompt of each response, for objectives on pairs.
+    """
+    groups = [label for label, response in zip(groups or range(len(responses)), responses, strict=True) if response]
     responses = in_step(s, responses)
-    num_tokens = sum(len(response) for response in responses)
-    if num_tokens == 0:
+    tokens = [token for response in responses for token in response]
+    if not tokens:
         return 0.0
+    counts = Counts(len(tokens), sum(token.shared for token in tokens), len(responses), len(set(groups)))
     masked = 0
     total = mask_sum = 0.0
-    for response in responses:
-        w = weight(s, response, num_tokens, len(responses))
+    for i, response in enumerate(responses):
+        rejected = rejected_of(responses, groups, i) if s.surrogate in PAIRS else None
+        if rejected:  # in equal parts at the tokens of the chosen response
+            total -= weight(s, response, response[0], counts) * pair_utility(s, response, rejected)
         for token in response:
-            if s.selection != "drawn" or not token.selected:
+            w = weight(s, response, token, counts)
+            if s.surrogate not in PAIRS and (s.selection != "drawn" or not token.selected):
                 total -= w * surrogate(s, response, token)
-            if s.ref_kl is not None:
-                total += w * s.ref_kl["beta"] * kl(s.ref_kl["estimator"], token, token.ref_logp)
-            if s.entropy_bonus is not None:
-                total -= s.entropy_bonus * token.entropy / num_tokens
-            if s.cov_kl is not None and token.selected:
-                total += s.cov_kl * abs(token.logp - token.old_logp) / num_tokens
-            if s.adaptive_entropy is not None:
-                total -= s.adaptive_entropy * token.top_entropy / num_tokens
-            if s.policy_kl is not None:  # r - 1 - log r
-                log_r = token.logp - token.old_logp
-                total += s.policy_kl * (math.exp(log_r) - 1 - log_r) / num_tokens
+            total += terms(s, token, w, len(tokens))
             if s.kl_mask is not None and in_mask(token, s.kl_mask["entropy_test"]):
                 target = token.old_logp if s.kl_mask["target"] == "old" else token.ref_logp
                 mask_sum += kl(s.kl_mask["estimator"], token, target)
                 masked += 1
     if s.kl_mask is not None and masked:
-        total += s.kl_mask["beta"] * mask_sum / (num_tokens if s.kl_mask["normalizer"] == "tokens" else masked)
+        total += s.kl_mask["beta"] * mask_sum / (len(tokens) if s.kl_mask["normalizer"] == "tokens" else masked)
     return total
 
 
-def derivative(s: Settings, responses: list[list[Token]], token: Token, name: str, step: float = 1e-5) -> float:
+def terms(s: Settings, token: Token, w: float, num_tokens: int) -> float:
+    """What the terms cost at one token, but for the KL mask."""
+    total = 0.0
+    if s.ref_kl is not None:
+        total += w * s.ref_kl["beta"] * kl(s.ref_kl["estimator"], token, token.ref_logp)
+    if s.entropy_bonus is not None:
+        total -= s.entropy_bonus * token.entropy / num_tokens
+    if s.cov_kl is not None and token.selected:
+        total += s.cov_kl * abs(token.logp - token.old_logp) / num_tokens
+    if s.adaptive_entropy is not None:
+        total -= s.adaptive_entropy * token.top_entropy / num_tokens
+    if s.policy_kl is not None:  # r - 1 - log r
+        log_r = token.logp - token.old_logp
+        total += s.policy_kl * (math.exp(log_r) - 1 - log_r) / num_tokens
+    if s.value_loss is not None:
+        total += s.value_loss["coefficient"] * 0.5 * value_error(s.value_loss["clip"], token) / num_tokens
+    return total
+
+
+def derivative(s: Settings, responses: list[list[Token]], groups: list[int] | None, token: Token, name: str) -> float:
     """Central difference of the loss in one value of one token."""
+    step = 1e-5
     value = getattr(token, name)
     sides = []
     for moved in (value + step, value - step):
         setattr(token, name, moved)
-        sides.append(loss(s, responses))
+        sides.append(loss(s, responses, groups))
     setattr(token, name, value)
     return (sides[0] - sides[1]) / (2 * step)
 
 
 def distance_to_a_kink(s: Settings, responses: list[list[Token]]) -> float:
     """How far the nearest ratio is from a clip boundary, or log-ratio from the corner of |.|."""
-    bounds = [1 - s.clip_low, 1 + s.clip_high, s.dual_clip or 1e9]
+    bounds = [1 - s.clip_low, 1 + s.clip_high, s.dual_clip or 1e9, 1 - s.prefix_clip_low, 1 + s.prefix_clip_high]
     if s.surrogate == "log_clip":
         bounds = [math.exp(-s.clip_low), math.exp(s.clip_high)]
     distances = [1.0]
     for response in in_step(s, responses):
         for token in response:
-            if s.surrogate not in ("gate", "score", "none", "entropy"):
+            if s.surrogate not in ("gate", "score", "none", "entropy", *PAIRS):
                 distances += [abs(ratio(s, response, token) - bound) for bound in bounds]
             distances += [abs(token.logp - token.old_logp), abs(token.logp - token.ref_logp)]
+            if s.value_loss is not None:
+                drift, bound = token.values - token.old_values, s.value_loss["clip"] or 1e9
+                distances.append(abs(abs(drift) - bound))
+                distances.append(abs(token.values + token.old_values + clip(drift, -bound, bound) - 2 * token.returns))
     return min(distances)
-
-
-def standardized(values: list[float], epsilon: float = 1e-6) -> list[float]:
-    """(v - mean) / (std + epsilon), ddof 1; 0 where all are equal up to rounding, or there is but one."""
-    mean = sum(values) / len(values)
-    if max(values) - min(values) <= 1e-12 * max(abs(value) for value in values):
-        return [0.0] * len(values)
-    return [
-        (v - mean) / (math.sqrt(sum((u - mean) ** 2 for u in values) / (len(values) - 1)) + epsilon) for v in values
-    ]
-
-
-def share_of_entropy(entropies: list[float], success: bool, a1: float, a2: float, reward: float) -> list[float]:
-    """Rewards of the successes, or of the failures, that share d = `len(entropies)` times a2 among them."""
-    weights = [entropy if success else 1 / entropy for entropy in entropies]
-    bonuses = [a2 * len(weights) * weight / sum(weights) for weight in weights]
-    return [a1 * reward + bonus if success else -a1 - bonus for bonus in bonuses]
-
-
-def gtpo_rewards(
-    rewards: list[float], entropies: list[list[float]], a1: float = 1.0, a2: float = 0.1
-) -> list[list[float]]:
-    """Token rewards of one group (2508.04349): position by position, among those still alive there."""
-    shaped_rewards = [[0.0] * len(row) for row in entropies]
-    for success in (True, False):
-        side = [i for i, reward in enumerate(rewards) if (reward > 0) == success]
-        for t in range(max((len(entropies[i]) for i in side), default=0)):
-            alive = [i for i in side if t < len(entropies[i])]
-            for i in alive:
-                at_t = share_of_entropy([entropies[k][t] for k in alive], success, a1, a2, rewards[i])
-                shaped_rewards[i][t] = at_t[alive.index(i)]
-    return shaped_rewards
-
-
-def gtpo(rewards: list[float], entropies: list[list[float]], a1: float = 1.0, a2: float = 0.1) -> list[list[float]]:
-    """Token advantages of one group: the token rewards of the successes and of the failures, each standardized."""
-    values = gtpo_rewards(rewards, entropies, a1, a2)
-    advantages = [[0.0] * len(row) for row in entropies]
-    for success in (True, False):
-        places = [(i, t) for i, row in enumerate(values) if (rewards[i] > 0) == success for t in range(len(row))]
-        if places:
-            for (i, t), a in zip(places, standardized([values[i][t] for i, t in places]), strict=True):
-                advantages[i][t] = a
-    return advantages
-
-
-def grpo_s(rewards: list[float], entropies: list[list[float]], a1: float = 1.0, a2: float = 0.1) -> list[float]:
-    """Response advantages of one group, by the mean entropies of its responses."""
-    means = [sum(row) / len(row) for row in entropies]
-    advantages = [0.0] * len(rewards)
-    for success in (True, False):
-        side = [i for i, reward in enumerate(rewards) if (reward > 0) == success]
-        values = [share_of_entropy([means[k] for k in side], success, a1, a2, rewards[i])[side.index(i)] for i in side]
-        for i, a in zip(side, standardized(values) if side else [], strict=True):
-            advantages[i] = a
-    return advantages
-
-
-def leave_one_out(rewards: list[float]) -> list[float]:
-    """R_i less the mean of the others."""
-    return [reward - (sum(rewards) - reward) / (len(rewards) - 1) for reward in rewards]

@@ -19,9 +19,10 @@ SIGNS = torch.tensor([1, 1, -1, 0, -1, -1, 1, 1])
 """Of the advantages in `ragged_batch`."""
 
 PER_TOKEN = (
-    "logp", "old_logp", "entropy", "old_entropy", "ref_logp", "exact_kl", "entropy_direction", "top_entropy",
+    "logp", "old_logp", "entropy", "old_entropy", "ref_logp", "exact_kl", "entropy_direction", "top_entropy", "values",
+    "old_values", "returns", "process_reward", "baseline", "shared",
 )  # fmt: skip
-DIFFERENTIABLE = ("logp", "entropy", "exact_kl", "top_entropy")
+DIFFERENTIABLE = ("logp", "entropy", "exact_kl", "top_entropy", "values")
 
 OVERRIDES: dict[str, dict[str, Any]] = {
     "defaults": {},
@@ -46,6 +47,10 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "half_selected": {"share": 0.5},
     "any_covariance": {"share": 0.3, "cov_low": -0.5, "cov_high": 2.0},
     "strong_shaping": {"alpha": 2.0, "kappa": 1.2},
+    "narrow_prefix": {"prefix_clip_low": 1e-4, "prefix_clip_high": 2e-4, "prefix_share": 0.8},
+    "value_loss": {"value_loss": {"coefficient": 0.5, "clip": None}, "lam": 0.5, "gamma": 0.9, "reward_kl": 0.1},
+    "strong_beta": {"beta": 2.0},
+    "no_cuts": {"cuts": 0, "gap": 1},
     "adaptive_terms": {"adaptive_entropy": 0.3, "policy_kl": 0.5, "kl_mask": None},
 }
 """Combinations of overrides; an objective is tested with each that it takes."""
@@ -64,6 +69,9 @@ def variants() -> dict[str, Objective]:
 
 
 VARIANTS = variants()
+PAIRS = [name for name in list_objectives() if get_objective(name).surrogate.pairs]
+"""Objectives that compare two responses of a group: test_pairs.py holds them to the same properties."""
+TOKENWISE = [name for name in list_objectives() if name not in PAIRS]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,18 +79,23 @@ class Padded:
     """The arguments of `TokenBatch.from_padded`; those of DIFFERENTIABLE are leaves that require a gradient.
 
     selected: [S, T] bool, the tokens that an objective chose over the whole step (`selected_by`), or None.
+    groups: [S], or None: each response has its own.
     """
 
     mask: Tensor
     advantages: Tensor
     tokens: Mapping[str, Tensor]
     selected: Tensor | None = None
+    groups: Tensor | None = None
 
     def batch(self, rows: list[int] | None = None) -> TokenBatch:
         """The TokenBatch of some rows, or of all."""
         index = torch.arange(len(self.mask)) if rows is None else torch.tensor(rows)
         tokens = {name: value[index] for name, value in self.tokens.items()}
-        batch = TokenBatch.from_padded(mask=self.mask[index], advantages=self.advantages[index], **tokens)
+        groups = None if self.groups is None else self.groups[index]
+        batch = TokenBatch.from_padded(
+            mask=self.mask[index], advantages=self.advantages[index], groups=groups, **tokens
+        )
         if self.selected is None:
             return batch
         return dataclasses.replace(batch, selected=self.selected[index][self.mask[index]])
@@ -116,7 +129,7 @@ class Padded:
         """The same values (or those given) in new leaves without gradients."""
         tokens = {name: as_leaf(name, changed.get(name, value)) for name, value in self.tokens.items()}
         mask, advantages = changed.get("mask", self.mask), changed.get("advantages", self.advantages)
-        return Padded(mask, advantages, tokens, changed.get("selected", self.selected))
+        return Padded(mask, advantages, tokens, changed.get("selected", self.selected), self.groups)
 
 
 def known(value: Tensor | None) -> Tensor:
@@ -155,6 +168,8 @@ def ragged_batch(
 ) -> Padded:
     """A padded batch with advantages of both signs and one that is 0 ([S], or [S, T] when they vary).
 
+    Rows 2 and 7 are prefixes that others share, to the objectives that know of such.
+
     Every second response has moved by about 1e-4, inside the narrowest clip; the others by about 0.3, the way that
     their advantage points, so that most of them are clipped.
     """
@@ -180,7 +195,19 @@ def ragged_batch(
         "entropy_direction": normal(),
         "top_entropy": (0.7 * old_entropy + 0.05 * normal()).abs(),
     }
-    leaves = {name: as_leaf(name, value.to(dtype)) for name, value in tokens.items()}
+    old_values = normal()
+    prefixes = torch.isin(torch.arange(len(lengths)), torch.tensor([2, 7]))[:, None]
+    tokens |= {
+        "values": old_values + 0.3 * normal(),
+        "old_values": old_values,
+        "returns": normal(),
+        "process_reward": normal().sigmoid(),
+        "baseline": normal()[:, :1].expand_as(mask),
+        "shared": prefixes.expand_as(mask),
+    }
+    leaves = {
+        name: as_leaf(name, value if value.dtype == torch.bool else value.to(dtype)) for name, value in tokens.items()
+    }
     return Padded(mask, advantages.to(dtype), leaves)
 
 

@@ -31,7 +31,7 @@ SPECIFIED = {
 }  # fmt: skip
 """The kind of advantages of each objective that makes them of rewards alone, and what is added to the divisor.
 
-The others: test_entropy_advantages.py.
+The others: test_entropy_advantages.py, test_values.py, test_process.py and test_pairs.py.
 """
 
 

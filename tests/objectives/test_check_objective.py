@@ -17,6 +17,7 @@ from torch import Tensor
 
 from tepo.objectives import Objective, TokenBatch, Totals, get_objective, list_objectives
 from tepo.objectives.advantages import Advantage
+from tepo.objectives.aggregates import Aggregate
 from tepo.objectives.surrogates import Surrogate, Unclipped
 from tepo.objectives.terms import Term, TermOutput
 from tepo.testing import PROPERTIES, check_objective
@@ -28,7 +29,9 @@ def test_every_objective_of_the_table(name: str) -> None:
 
 
 @pytest.mark.parametrize("seed", range(1, 5))
-@pytest.mark.parametrize("name", ["tepo", "clip_cov", "forking_tokens", "gtpo", "aent", "sapo"])
+@pytest.mark.parametrize(
+    "name", ["tepo", "clip_cov", "forking_tokens", "gtpo", "aent", "sapo", "ppo", "prpo", "skpo", "dpo", "orpo"]
+)
 def test_other_seeds(name: str, seed: int) -> None:
     check_objective(get_objective(name), seed=seed)
 
@@ -38,20 +41,20 @@ def dapo(**parts: Any) -> Objective:
 
 
 @dataclass(frozen=True)
-class OwnCount:
+class OwnCount(Aggregate):
     """Bug 1: a mean over the tokens of the micro-batch."""
 
-    name = "own_count"
+    name: ClassVar[str] = "own_count"
 
     def __call__(self, batch: TokenBatch, totals: Totals) -> Tensor:
         return torch.full_like(batch.old_logp, 1 / max(batch.num_tokens, 1))
 
 
 @dataclass(frozen=True)
-class PaddedWidth:
+class PaddedWidth(Aggregate):
     """Bug 3: divided by the longest response of the batch, the width that padding would have."""
 
-    name = "padded_width"
+    name: ClassVar[str] = "padded_width"
 
     def __call__(self, batch: TokenBatch, totals: Totals) -> Tensor:
         width = int(batch.lengths.max()) if batch.num_tokens else 1
@@ -59,10 +62,10 @@ class PaddedWidth:
 
 
 @dataclass(frozen=True)
-class MaskedCount:
+class MaskedCount(Aggregate):
     """Bug 6: responses without a token count."""
 
-    name = "masked_count"
+    name: ClassVar[str] = "masked_count"
 
     def __call__(self, batch: TokenBatch, totals: Totals) -> Tensor:
         return torch.full_like(batch.old_logp, 1 / max(sum(totals.group_sizes.values()), 1))

@@ -6,10 +6,10 @@ import dataclasses
 import math
 from typing import Any
 
-import definition
+import definition_settings
 import pytest
 import torch
-from objective_cases import LENGTHS, Padded, assert_same, loss_and_gradients, ragged_batch
+from objective_cases import LENGTHS, TOKENWISE, Padded, assert_same, loss_and_gradients, ragged_batch
 from torch import Tensor
 
 from tepo.objectives import TokenBatch, get_objective
@@ -17,7 +17,7 @@ from tepo.objectives.surrogates import Unclipped
 
 UNBOUNDED = {"clip_low": 1.0, "clip_high": math.inf}
 LENGTH_OF = torch.tensor(LENGTHS, dtype=torch.float64)
-SCORE_FUNCTIONS = [name for name, row in definition.SETTINGS.items() if row.surrogate == "score"]
+SCORE_FUNCTIONS = [name for name, row in definition_settings.SETTINGS.items() if row.surrogate == "score"]
 
 
 def both(name: str, padded: Padded, **overrides: Any) -> tuple[Tensor, dict[str, Tensor]]:
@@ -174,7 +174,7 @@ def test_at_the_old_policy_the_gradient_is_that_of(name: str, other: str, overri
     torch.testing.assert_close(gradient, expected, rtol=1e-12, atol=1e-15)
 
 
-@pytest.mark.parametrize("name", definition.SETTINGS)
+@pytest.mark.parametrize("name", TOKENWISE)
 def test_at_the_old_policy_every_gradient_is_the_policy_gradient(name: str) -> None:
     """- w_t A_t, with the weights of the aggregate: at r = 1 no surrogate is anything but a score function.
 
@@ -187,7 +187,8 @@ def test_at_the_old_policy_every_gradient_is_the_policy_gradient(name: str) -> N
         "sequence_mean": 1 / (8 * LENGTH_OF),
         "sequence_sum": torch.full((8,), 1 / 8, dtype=torch.float64),
         "constant_length": torch.full((8,), 1 / (8 * 3000), dtype=torch.float64),
-    }[definition.SETTINGS[name].aggregate]
+        "level_mean": torch.tensor([0.5 / (10 if i in (2, 7) else 25) for i in range(8)], dtype=torch.float64),
+    }[definition_settings.SETTINGS[name].aggregate]
     advantages = padded.advantages[:, None].expand_as(padded.mask)
     if objective.shaping is not None:
         bonus = torch.minimum(0.4 * padded.tokens["entropy"].detach(), advantages.abs() / 2)

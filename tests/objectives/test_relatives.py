@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from tepo.config import load_recipe
-from tepo.objectives import Objective, TokenBatch
+from tepo.objectives import Objective, TokenBatch, get_objective
 from tepo.objectives import relatives as r
+from tepo.objectives.equalities import equalities
 from tepo.testing.batches import Result, assert_same, prepare, random_step, run
 
-EQUALITIES = r.equalities()
+EQUALITIES = equalities()
 CONDITIONAL = [equality for equality in EQUALITIES if equality.condition != r.ALWAYS]
 
 
@@ -22,6 +23,11 @@ def varying(batch: TokenBatch, seed: int) -> TokenBatch:
     generator = torch.Generator().manual_seed(seed)
     normal = torch.randn(batch.num_tokens, generator=generator, dtype=torch.float64)
     return dataclasses.replace(batch, advantages=torch.where(normal.abs() < 0.2, 0.0, normal))
+
+
+def in_pairs(batch: TokenBatch) -> TokenBatch:
+    """With the advantages of pairs."""
+    return dataclasses.replace(batch, advantages=get_objective("dpo").token_advantages(batch))
 
 
 def fulfilling(condition: str, seed: int) -> list[TokenBatch]:
@@ -38,6 +44,16 @@ def fulfilling(condition: str, seed: int) -> list[TokenBatch]:
         return [step.batch(ref_logp=tokens["old_logp"])]
     if condition == r.NO_ADVANTAGE:
         return [dataclasses.replace(batch, advantages=torch.zeros_like(batch.logp))]
+    if condition == r.NO_PREFIX:
+        apart = step.batch(shared=torch.zeros_like(step.mask))
+        return [apart, varying(apart, seed)]
+    if condition == r.EVEN_PROCESS:
+        return [step.batch(process_reward=torch.full_like(tokens["logp"], 0.5))]
+    if condition == r.TRUE_VALUES:
+        values = tokens["values"]
+        return [varying(step.batch(returns=values, old_values=values), seed)]
+    if condition == r.PAIRS_AT_REFERENCE:
+        return [in_pairs(step.batch(ref_logp=tokens["logp"]))]
     if condition in (r.CONSTANT, r.NO_SILENT_GROUP):
         return [batch]
     if condition == r.SAME_ADVANTAGES:
@@ -51,6 +67,10 @@ def breaking(condition: str, seed: int) -> TokenBatch:
     batch = random_step(seed).batch()
     if condition == r.CONSTANT:
         return varying(batch, seed)
+    if condition == r.TRUE_VALUES:
+        return varying(batch, seed)
+    if condition == r.PAIRS_AT_REFERENCE:
+        return in_pairs(batch)
     if condition == r.NO_SILENT_GROUP:
         return dataclasses.replace(batch, rewards=torch.where(batch.group == 0, 0.1, batch.rewards))
     return batch
@@ -69,6 +89,7 @@ def scaled(objective: Objective, batch: TokenBatch, factor: str) -> Result:
         r.PER_LENGTH: batch.num_sequences / batch.num_tokens,
         r.LEAVE_ONE_OUT: size / (size - 1),
         r.MINUS_ONE: -1.0,
+        r.HALF_BETA: 0.1 * size / 2,
     }[factor]
     return loss * number, {name: gradient * number for name, gradient in gradients.items()}
 

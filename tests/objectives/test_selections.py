@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 import definition
+import definition_settings
 import pytest
 import torch
 from objective_cases import (
@@ -48,7 +49,7 @@ def test_rows_that_select() -> None:
 def test_selection_is_one_that_the_definition_allows(label: str, vary_advantages: bool) -> None:
     """Its count, its bounds, and no clipped token in Clip-Cov's, on five batches."""
     objective = SELECTING[label]
-    row = definition.settings(objective.name, OVERRIDES[label.split("-", 1)[1]])
+    row = definition_settings.settings(objective.name, OVERRIDES[label.split("-", 1)[1]])
     for seed in range(5):
         padded = ragged_batch(seed, vary_advantages=vary_advantages).selected_by(objective)
         definition.check_selection(row, to_tokens(padded))
@@ -176,6 +177,23 @@ def test_forking_tokens_with_a_share_of_1_is_dapo() -> None:
     padded = ragged_batch(12)
     all_of_them = loss_and_gradients(get_objective("forking_tokens", share=1), padded)
     assert_same(all_of_them, loss_and_gradients(get_objective("dapo"), padded))
+
+
+@pytest.mark.parametrize("ratio", ["sequence", "sequence_token", "hoelder"])
+def test_ratios_of_responses_are_those_of_the_selected_tokens(ratio: str) -> None:
+    """The mean over a response's tokens in the loss; those left out have no gradient through it either."""
+    objective = get_objective("forking_tokens", ratio=ratio, share=0.5)
+    padded = ragged_batch(54).selected_by(objective)
+    chosen = padded.in_loss(objective)
+    out = objective(padded.batch())
+    out.loss.backward()
+    log_ratio = (padded.tokens["logp"] - padded.tokens["old_logp"]).detach()
+    means = (log_ratio * chosen).sum(1) / chosen.sum(1).clamp(min=1)
+    expected = means[:, None].expand_as(chosen)[chosen]
+    torch.testing.assert_close(out.tokens["log_ratio"], expected, rtol=1e-12, atol=1e-15)
+    assert padded.gradients()["logp"][~chosen].eq(0).all()
+    whole = (log_ratio * padded.mask).sum(1) / padded.mask.sum(1)
+    assert not torch.allclose(means, whole)
 
 
 def test_selection_is_not_that_of_the_micro_batches() -> None:

@@ -57,9 +57,22 @@ CHECKED: dict[str, tuple[str, ...]] = {
     "rloo": (VERL, DEFINITION),
     "reinforce_pp": (TRL, VERL, DEFINITION),
     "reinforce_pp_baseline": (TRL, VERL, DEFINITION),
-    "clip_cov": (VERL,),
-    "kl_cov": (VERL,),
-    "forking_tokens": (TRL,),
+    "clip_cov": (VERL, DEFINITION),
+    "kl_cov": (GOLDEN, VERL, DEFINITION),
+    "forking_tokens": (TRL, DEFINITION),
+    "entropy_advantage": (DEFINITION,),
+    "aent": (DEFINITION,),
+    "em_ft": (DEFINITION,),
+    "em_rl_sequence": (DEFINITION,),
+    "em_rl_token": (DEFINITION,),
+    "gtpo": (DEFINITION,),
+    "grpo_s": (DEFINITION,),
+    "policy_kl": (DEFINITION,),
+    "ppo": (VERL, DEFINITION),
+    "prpo": (TRL, VERL, DEFINITION),
+    "skpo": (VERL, DEFINITION),
+    "dpo": (TRL, DEFINITION),
+    "orpo": (TRL, DEFINITION),
 }
 """By name; a test looks each claim up in the tests. What is not here has been checked by `check_objective` alone."""
 
@@ -70,6 +83,11 @@ LIMITS = {
     "gpg": "with the paper's alpha in the place of verl's",
     "clip_cov": "where all eligible tokens are chosen",
     "forking_tokens": "with TRL's loss divided by the selected tokens",
+    "ppo": "in verl without the KL in the reward",
+    "prpo": "in TRL and verl the loss alone, as GRPO's",
+    "skpo": "in verl the loss alone, from those of its two levels",
+    "dpo": "in TRL where every group gives a pair",
+    "orpo": "in TRL one pair at a time",
 }
 """What a comparison leaves out."""
 

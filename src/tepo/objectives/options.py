@@ -43,12 +43,14 @@ def get_objective(name: str, **overrides: Any) -> Objective:
 
     name: a name from `list_objectives()`, where hyphens and case do not matter; or `module:attribute`, an Objective of
         your own or a function that returns one from those of the options that it has parameters for (`load_own`).
-    overrides: `clip_low`, `clip_high`, `dual_clip`, `p`, `tau`, `tau_negative` (numbers), `ratio` (token, sequence,
-        sequence_token, hoelder), `aggregate` (token_mean, sequence_mean, sequence_sum, constant_length),
-        `length_normalizer` (tokens), `kl_mask` (None, beta, or a mapping
-        with the fields of KLMask), `ref_kl` (None, beta, or the fields of ReferenceKL), `entropy_bonus` (None or a
-        coefficient), `advantage` (standardized, centered, leave_one_out, informative, batch),
-        `advantage_epsilon`.
+    overrides: parts by name: `advantage` (standardized, centered, leave_one_out, informative, batch), `ratio` (token,
+        sequence, sequence_token, hoelder), `aggregate` (token_mean, sequence_mean, sequence_sum, constant_length).
+        Terms: `kl_mask`, `ref_kl`, `entropy_bonus`, `cov_kl`, `adaptive_entropy`, `policy_kl`, `value_loss` (None, the
+        coefficient, or a mapping with the fields of KLMask, ReferenceKL, ...). Numbers that parts have: `clip_low`,
+        `clip_high`, `dual_clip`, `p`, `tau`, `tau_negative`, `beta`, `prefix_clip_low`, `prefix_clip_high` of
+        surrogates; `length_normalizer` (tokens), `prefix_share` of aggregates; `share`, `cov_low`, `cov_high` of
+        selections; `alpha`, `kappa` of the shaping; `advantage_epsilon`, `a1`, `a2`, `gamma`, `lam`, `reward_kl`,
+        `cuts`, `gap` of advantages.
     A term whose coefficient is 0 is left out. A number may be a schedule over rollouts, as a `Linear` or a mapping:
         {"from": 2, "to": -2, "over": 500}.
     Raises ValueError for an unknown name or override, a value that is not allowed, and an override that the objective
@@ -87,6 +89,10 @@ def get_objective(name: str, **overrides: Any) -> Objective:
             objective = _OVERRIDES[override](objective, value)
     if "old_values" in objective.advantage.needs and "values" not in objective.needs:
         raise ValueError(f"objective {key} needs value_loss: nothing else trains the values that its advantage reads")
+    if "returns" in objective.needs and "old_values" not in objective.advantage.needs:
+        raise ValueError(
+            f"objective {key} does not use value_loss: its advantage, {objective.advantage.name}, gives no returns"
+        )
     if not overrides:
         return objective
     # Equal whatever the order in which terms were added.

@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterable, Sequence
 
 from tepo.objectives.describe import COLUMNS, EVIDENCE, describe
-from tepo.objectives.relatives import CONDITIONS, FACTORS, equalities
+from tepo.objectives.equalities import equalities
+from tepo.objectives.relatives import CONDITIONS, FACTORS
 from tepo.objectives.table import TABLE
 
 PARTS = ("advantage", "ratio", "surrogate", "aggregate", "terms", "selection", "shaping")

@@ -15,8 +15,8 @@ from torch import Tensor
 from tepo.objectives.batch import TokenBatch
 
 Use = Literal["keep", "drop", "mark"]
-"""`keep`: only selected tokens are in the loss and its denominators. `drop`: selected tokens contribute nothing, the
-denominators stay. `mark`: a term treats them (CovarianceKL)."""
+"""`keep`: only selected tokens are in the loss, its denominators and the ratios of whole responses. `drop`: selected
+tokens contribute nothing, the denominators stay. `mark`: a term treats them (CovarianceKL)."""
 
 
 def check_share(name: str, share: float) -> None:
@@ -42,7 +42,10 @@ def covariance(batch: TokenBatch, advantages: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class TopEntropy:
-    """The tokens with the highest entropy, where the model decides: "forking tokens" (2506.01939, the 80/20 rule)."""
+    """The tokens with the highest entropy, where the model decides: "forking tokens" (2506.01939, the 80/20 rule).
+
+    The others are as if they were not there: a sequence or power-mean ratio is that of the tokens chosen.
+    """
 
     share: float = 0.2
     use: ClassVar[Use] = "keep"

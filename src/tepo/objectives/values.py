@@ -79,7 +79,7 @@ class GAEAdvantage(Advantage):
 
     def per_token(self, batch: TokenBatch) -> Tensor:
         advantages = self.estimate(batch)
-        if batch.num_tokens < 2:
+        if batch.num_tokens < 2 or bool((advantages == advantages[0]).all()):  # and not a rounding residue, magnified
             return torch.zeros_like(advantages)
         return (advantages - advantages.mean()) * torch.rsqrt(advantages.var() + VARIANCE_EPSILON)
 
