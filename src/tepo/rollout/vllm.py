@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from tepo.errors import TepoError
@@ -73,10 +74,10 @@ class VllmEngine:
 
     def close(self) -> None:
         """See Engine."""
-        from vllm.distributed import cleanup_dist_env_and_memory
-
-        self.llm.llm_engine.engine_core.shutdown()
-        cleanup_dist_env_and_memory()  # or this process could not open another one
+        # The end of training (accelerate) destroys all process groups, vLLM's among them: it could then not end itself.
+        if torch.distributed.is_initialized():
+            self.llm.llm_engine.engine_core.shutdown()
+        del self.llm
 
     def generate(
         self, prompts: Sequence[Sequence[int]], count: int, sampling: Sampling, seed: int
