@@ -114,7 +114,7 @@ def test_a_run_trains_with_it(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     settings = [
         "rollout.engine=vllm", "rollout.vllm_memory=0.2", "trainer.steps=6", "trainer.prompts_per_rollout=8",
-        "trainer.responses_per_prompt=4", "trainer.updates_per_rollout=2", "trainer.learning_rate=3e-3",
+        "trainer.responses_per_prompt=4", "trainer.updates_per_rollout=2", "trainer.learning_rate=3e-4",
         "data.test_problems=16", "evaluation.every=null", "checkpoint.every=null", "reward.workers=1",
         f"output={folder}",
     ]  # fmt: skip
