@@ -112,7 +112,7 @@ class TrainerConfig(Section):
         4, ge=1, description="optimizer steps made from one rollout, each on its own prompts"
     )
     tokens_per_microbatch: int = Field(
-        16384, ge=1, description="prompt and response tokens in one forward pass, padding included"
+        16384, ge=1, description="tokens in one forward pass: each prompt once, and its responses"
     )
     learning_rate: float = Field(1e-6, gt=0)
     critic_learning_rate: float | None = Field(

@@ -248,6 +248,9 @@ class Trainer:
             display.note(f"resumed from {start}")
         for reason, count in self.session.dropped.items():
             display.note(f"left out: {count} problems ({reason})", "yellow")
+        unpacked = self.session.policy.unpacked_because
+        if unpacked is not None:
+            display.note(f"note: each prompt is computed once a response and rows are padded: {unpacked}", "yellow")
         for message in degenerate_settings(recipe):
             display.note(f"note: {message}", "yellow")
 

@@ -158,8 +158,9 @@ class Updater:
 
     def _microbatches(self, samples: Sequence[Sample]) -> list[list[Sample]]:
         together = [sample.group for sample in samples] if self.objective.surrogate.pairs else None
-        lengths = [len(sample.row) for sample in samples]
-        plan = plan_microbatches(lengths, self.config.tokens_per_microbatch, together)
+        padded = self.policy.unpacked_because is not None
+        rows = [sample.row for sample in samples]
+        plan = plan_microbatches(rows, self.config.tokens_per_microbatch, together, padded=padded)
         return [[samples[i] for i in part] for part in plan]
 
     def _totals(self, counted: Sequence[Sample], active: Sequence[Sample]) -> Totals:
