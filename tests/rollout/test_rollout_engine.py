@@ -24,6 +24,8 @@ PROMPTS = [[5, 6, 7], [4], [8, 9, 10, 11, 12, 13, 14, 15, 16], [3, 0, 1, 2], [7,
 
 
 TWO_ENDS = [END, SECOND_END]
+ROUNDING = 2e-5
+"""Nats. With these large random weights either program is up to 8e-6 from the values in float64; there they agree."""
 
 
 def with_ends(ends: list[int], family: str = "llama", temperature: float = 1.0) -> Policy:
@@ -35,7 +37,9 @@ def with_ends(ends: list[int], family: str = "llama", temperature: float = 1.0) 
 def largest_difference(policy: Policy, prompts: Sequence[Sequence[int]], groups: list[list[Response]]) -> float:
     """Between the stated sampling log-probs and `Policy.score`'s."""
     rows = [Row(prompt, response.ids) for prompt, group in zip(prompts, groups, strict=True) for response in group]
-    stated = torch.tensor([logp for group in groups for response in group for logp in response.logps])
+    stated = torch.tensor(
+        [logp for group in groups for response in group for logp in response.logps], dtype=torch.float64
+    )
     with policy.evaluating():
         return float((policy.score(rows).logp - stated).abs().max())
 
@@ -98,7 +102,7 @@ def test_stated_log_probs_are_those_of_score(
     watched = Watched(monkeypatch)
     groups = TransformersEngine(policy, batch_size).generate(PROMPTS, 6, Sampling(temperature, 20), seed=1)
     assert [len(group) for group in groups] == [6] * 5
-    assert largest_difference(policy, PROMPTS, groups) < 1e-5
+    assert largest_difference(policy, PROMPTS, groups) < ROUNDING
     assert watched.kept >= 3  # rows did leave, more than once
     assert sum(watched.admitted) == (5 if batch_size == 256 else 10)  # each prompt once; in parts of 3 with 7 slots
     assert len({len(response.ids) for group in groups for response in group}) > 3
@@ -121,7 +125,7 @@ def test_the_places_of_ended_rows_are_filled_at_once(monkeypatch: pytest.MonkeyP
     assert sum(steps) == tokens - 50  # the first token of each comes from its prompt: no row decoded in vain
     lengths = [len(groups[i][0].ids) for i in sorted(range(50), key=lambda i: len(PROMPTS[i % 5]))]
     assert len(steps) < sum(max(lengths[i : i + 8]) - 1 for i in range(0, 50, 8))
-    assert largest_difference(policy, PROMPTS * 10, groups) < 1e-5
+    assert largest_difference(policy, PROMPTS * 10, groups) < ROUNDING
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -135,6 +139,7 @@ def test_a_response_does_not_depend_on_what_is_sampled_beside_it(dtype: torch.dt
     small = TransformersEngine(policy, batch_size=3).generate(PROMPTS[::-1], 4, sampling, seed=3)[::-1]
     alone = [TransformersEngine(policy).generate([prompt], 4, sampling, seed=3)[0] for prompt in PROMPTS]
     fewer = [group[:2] for group in together]
+    assert largest_difference(policy, PROMPTS, together) < (ROUNDING if dtype == torch.float32 else 1e-12)
     for other in (small, alone):
         for ours, theirs in zip(together, other, strict=True):
             assert [response.ids for response in ours] == [response.ids for response in theirs]
@@ -159,7 +164,7 @@ def test_the_cache_budget_bounds_the_rows(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(SlotDecoder, "_layer", watched)
     groups = TransformersEngine(policy, cache_tokens=100).generate(PROMPTS, 4, Sampling(1.0, 10), seed=1)
     assert 80 <= most <= 100
-    assert largest_difference(policy, PROMPTS, groups) < 1e-5
+    assert largest_difference(policy, PROMPTS, groups) < ROUNDING
     with pytest.raises(TepoError, match=r"rollout.cache_tokens = 18: .* 19 tokens"):
         TransformersEngine(policy, cache_tokens=18).generate(PROMPTS, 4, Sampling(1.0, 10), seed=1)
 
@@ -179,6 +184,7 @@ def test_what_the_slots_cannot_stand_in_for_is_announced_once() -> None:
 
 def test_the_models_own_attention_is_back_afterwards() -> None:
     policy = tiny_policy()
+    assert why_no_slots(policy, 29) is None  # scores a few tokens, for which a policy takes an attention of its own
     before = policy.base.config._attn_implementation
     TransformersEngine(policy).generate(PROMPTS, 1, Sampling(1.0, 4), seed=0)
     assert policy.base.config._attn_implementation == before != "tepo_slots"
@@ -216,7 +222,7 @@ def test_packed_layers_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     again = TransformersEngine(policy).generate(PROMPTS, 3, Sampling(1.0, 12), seed=2)
     assert used
     assert [[r.ids for r in group] for group in again] == [[r.ids for r in group] for group in plain]
-    assert largest_difference(policy, PROMPTS, again) < 1e-5
+    assert largest_difference(policy, PROMPTS, again) < ROUNDING
     assert not any("forward" in vars(module) for module in policy.model.modules())
 
 
@@ -232,7 +238,7 @@ def test_responses_come_in_the_order_of_the_prompts(batch_size: int) -> None:
     policy = with_ends(TWO_ENDS)
     groups = TransformersEngine(policy, batch_size).generate(PROMPTS, 3, Sampling(1.0, 10), seed=2)
     assert [len(group) for group in groups] == [3] * 5
-    assert largest_difference(policy, PROMPTS, groups) < 1e-5  # of another prompt's response it would be far off
+    assert largest_difference(policy, PROMPTS, groups) < ROUNDING  # of another prompt's response it would be far off
 
 
 @pytest.mark.filterwarnings("ignore:rollouts use")
@@ -243,7 +249,7 @@ def test_greedy_is_that_of_transformers(family: str) -> None:
     for prompt, (response,) in zip(PROMPTS, groups, strict=True):
         assert list(response.ids) == plain_greedy(policy, prompt, 16)
     # Greedy log-probs are those at temperature 1.
-    assert largest_difference(policy, PROMPTS, groups) < 1e-5
+    assert largest_difference(policy, PROMPTS, groups) < ROUNDING
 
 
 def test_the_seed_decides_alone() -> None:
@@ -301,7 +307,7 @@ def test_sampled_ids_are_kept() -> None:
     changed = [r for r in group if tokenizer(tokenizer.decode(r.ids))["input_ids"] != list(r.ids)]
     assert changed
     policy.temperature = 3.0
-    assert largest_difference(policy, [[4, 5]], [changed]) < 1e-5
+    assert largest_difference(policy, [[4, 5]], [changed]) < ROUNDING
     assert all(0 <= token < VOCABULARY for response in group for token in response.ids)
 
 
@@ -333,7 +339,7 @@ def test_updated_weights_are_used_at_once() -> None:
             parameter.add_(0.1 * torch.randn_like(parameter))
     after = engine.generate(PROMPTS, 2, Sampling(1.0, 8), seed=0)
     assert after != before
-    assert largest_difference(policy, PROMPTS, after) < 1e-5
+    assert largest_difference(policy, PROMPTS, after) < ROUNDING
     assert largest_difference(policy, PROMPTS, before) > 1e-2
 
 
