@@ -65,17 +65,21 @@ def passes(recipe: Recipe, protocol: Protocol | None, samples: int | None, tempe
 
     Raises TepoError for several greedy responses, which would all be the same.
     """
-    limit, config = recipe.rollout.max_response_tokens, recipe.evaluation
+    limit, config, stop = recipe.rollout.max_response_tokens, recipe.evaluation, tuple(recipe.rollout.stop)
     if temperature == 0 and (samples or 1) > 1:
         raise TepoError(f"--samples {samples} at --temperature 0: greedy responses to a problem are all the same")
+    greedy = Pass("greedy", 1, Sampling(0.0, limit, stop=stop))
     if temperature == 0:
-        return [Pass("greedy", 1, Sampling(0.0, limit))]
-    greedy = Pass("greedy", 1, Sampling(0.0, limit))
+        return [greedy]
+
+    def sampled(warmth: float, count: int) -> Pass:
+        return Pass("sampled", count, Sampling(warmth, limit, config.top_p, config.top_k, stop))
+
     if protocol is None:
         own = recipe.rollout.temperature if config.temperature is None else config.temperature
-        sampled = Sampling(own if temperature is None else temperature, limit, config.top_p)
-        return [Pass("sampled", samples or config.samples, sampled)] + [greedy] * config.greedy
+        one = sampled(own if temperature is None else temperature, samples or config.samples)
+        return [one, greedy] if config.greedy else [one]
     if samples is None and temperature is None and protocol.temperature == 0:
         return [greedy]
     warmth = temperature or protocol.temperature or PAPER_TEMPERATURE
-    return [Pass("sampled", samples or protocol.samples, Sampling(warmth, limit, config.top_p))]
+    return [sampled(warmth, samples or protocol.samples)]

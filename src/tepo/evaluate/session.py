@@ -15,7 +15,7 @@ from tepo.errors import TepoError
 from tepo.evaluate.accuracy import Accuracy, evaluate
 from tepo.policy import Policy, load_model
 from tepo.rewards.reward import RewardFunction
-from tepo.rollout import Engine, Sampling, TransformersEngine
+from tepo.rollout import Engine, Sampling, open_engine
 from tepo.seeds import derive_seed
 
 SHOWN_IDS = 5
@@ -52,6 +52,7 @@ class Session:
     dropped: dict[str, int]
     template: str
     notes: tuple[str, ...] = ()
+    owns_engine: bool = True
 
     @classmethod
     def open(cls, recipe: Recipe, *, model: str | None = None, trainable: bool = True) -> Self:
@@ -66,15 +67,16 @@ class Session:
         loaded.to(device)  # type: ignore[arg-type]
         policy = Policy(loaded, tokenizer, recipe.rollout.temperature, AUTOCAST[recipe.model.dtype])
         policy.check_head()
-        return cls._on_task(recipe, policy, TransformersEngine(policy, recipe.rollout.batch_size), task)
+        return cls._on_task(recipe, policy, None, task)
 
     @classmethod
-    def _on_task(cls, recipe: Recipe, policy: Policy, engine: Engine, task: TaskData) -> Self:
+    def _on_task(cls, recipe: Recipe, policy: Policy, engine: Engine | None, task: TaskData) -> Self:
+        """engine: one that is another session's; None opens one."""
         template = resolve_template(task.template, policy.tokenizer)
         limit = _prompt_limit(recipe, policy)
         session = cls(
-            recipe, policy, engine, task, task.train, task.test, RewardFunction(recipe.reward, task),
-            dict(task.dropped), template, task.notes,
+            recipe, policy, engine or open_engine(recipe, policy, limit), task, task.train, task.test,
+            RewardFunction(recipe.reward, task), dict(task.dropped), template, task.notes, engine is None,
         )  # fmt: skip
         try:
             session._check_golds()
@@ -123,7 +125,9 @@ class Session:
         config = self.recipe.evaluation
         temperature = self.recipe.rollout.temperature if config.temperature is None else config.temperature
         limit = self.recipe.rollout.max_response_tokens
-        sampling = Sampling(0.0, limit) if greedy else Sampling(temperature, limit, config.top_p)
+        sampling = Sampling(temperature, limit, config.top_p, config.top_k, tuple(self.recipe.rollout.stop))
+        if greedy:
+            sampling = Sampling(0.0, limit, stop=sampling.stop)
         return evaluate(
             self.engine,
             self.judge,
@@ -138,6 +142,8 @@ class Session:
 
     def close(self) -> None:
         self.judge.close()
+        if self.owns_engine:
+            self.engine.close()
 
     def __enter__(self) -> Self:
         return self

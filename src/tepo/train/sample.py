@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -109,7 +110,7 @@ class Collector:
     """Samples, judges and prices rollouts.
 
     render: problem -> prompt token ids; decode: response token ids -> text. tracker: of what prompts earned before;
-    where there is one, the responses of a group share a prefix (SKPO).
+    where there is one, the responses of a group share a prefix (SKPO). seconds: what the last rollout took, by part.
     """
 
     recipe: Recipe
@@ -119,6 +120,7 @@ class Collector:
     render: Callable[[Problem], Sequence[int]]
     decode: Callable[[Sequence[int]], str]
     tracker: ValueTracker | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
 
     def collect(self, index: int) -> Rollout:
         """The rollout number `index`: prompts_per_rollout groups of responses_per_prompt responses.
@@ -127,6 +129,7 @@ class Collector:
         prompts, at most max_sampling_rounds times; what is then still missing is filled with such groups.
         """
         trainer = self.recipe.trainer
+        self.seconds.clear()
         kept: list[list[Sample]] = []
         spare: list[list[Sample]] = []
         for round_number in range(trainer.max_sampling_rounds if trainer.dynamic_sampling else 1):
@@ -153,9 +156,10 @@ class Collector:
     def _sample(self, problems: Sequence[Problem], seed: int) -> list[list[Sample]]:
         rollout = self.recipe.rollout
         prompts = [tuple(self.render(problem)) for problem in problems]
-        sampling = Sampling(rollout.temperature, rollout.max_response_tokens, rollout.top_p)
+        sampling = Sampling(rollout.temperature, rollout.max_response_tokens, rollout.top_p, stop=tuple(rollout.stop))
         count = self.recipe.trainer.responses_per_prompt
         cuts = [0] * len(prompts)
+        began = time.monotonic()
         if self.tracker is None:
             responses = self.engine.generate(prompts, count, sampling, seed)
         else:
@@ -165,7 +169,10 @@ class Collector:
             for problem, prompt, group in zip(problems, prompts, responses, strict=True)
             for response in group
         ]
+        sampled = time.monotonic()
         judged = self.reward([judgeable(problem, response, self.decode) for problem, _, response in flat])
+        for part, seconds in (("sampling", sampled - began), ("verdicts", time.monotonic() - sampled)):
+            self.seconds[part] = self.seconds.get(part, 0.0) + seconds
         samples = [
             Sample(
                 problem,
