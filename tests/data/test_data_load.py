@@ -312,4 +312,4 @@ def test_deduplicate_counts_repeats() -> None:
 
     rows = [(RowPlace("x", "row", i), {"problem": f"q{i % 3}", "answer": "1"}) for i in range(9)]
     problems, repeated = problems_from(rows, [Columns()], "x", deduplicate=True)
-    assert ([problem.text for problem in problems], repeated) == (["q0", "q1", "q2"], 6)
+    assert ([problem.text for problem in problems], repeated) == (["q0", "q1", "q2"], {"repeated questions": 6})

@@ -14,7 +14,8 @@ from rich.console import Console
 from tepo.config.data import DataConfig, RewardConfig
 from tepo.data import Problem, load_task
 from tepo.evaluate import Accuracy, evaluate, pass_at_k
-from tepo.evaluate.command import _recipe, evaluate_model
+from tepo.evaluate.command import evaluate_model
+from tepo.evaluate.plan import recipe_for
 from tepo.rewards.reward import RewardFunction
 from tepo.rollout import Response, Sampling, TransformersEngine
 
@@ -145,16 +146,20 @@ OPTIONS = [
 def test_the_command_writes_what_it_measures(tmp_path: Path) -> None:
     folder = model_folder(tmp_path / "model")
     output = tmp_path / "out"
-    results = evaluate_model(str(folder), None, 3, None, OPTIONS, output, Console(quiet=True))
-    assert (results["sampled"].samples, results["greedy"].samples) == (3, 1)
-    assert results["greedy"].temperature == 0
-    assert list(results["sampled"].pass_at_k) == [1, 2]
+    results = evaluate_model(str(folder), samples=3, overrides=OPTIONS, output=output, console=Console(quiet=True))
+    sampled, greedy = results["arithmetic"]["sampled"], results["arithmetic"]["greedy"]
+    assert (sampled.samples, greedy.samples) == (3, 1)
+    assert greedy.temperature == 0
+    assert list(sampled.pass_at_k) == [1, 2]
     written = json.loads((output / "eval.json").read_text())
     assert written["model"] == str(folder)
-    assert written["sampled"]["accuracy"] == results["sampled"].accuracy
+    assert written["sampled"] == written["results"]["arithmetic"]["sampled"]
+    assert written["sampled"]["accuracy"] == sampled.accuracy
     lines = [json.loads(line) for line in (output / "responses.jsonl").read_text().splitlines()]
     assert [line["kind"] for line in lines] == ["sampled"] * 12 + ["greedy"] * 4
-    again = evaluate_model(str(folder), None, 3, None, OPTIONS, None, Console(quiet=True))
+    again = evaluate_model(
+        str(folder), samples=3, overrides=OPTIONS, output=tmp_path / "again", console=Console(quiet=True)
+    )
     assert again == results
 
 
@@ -163,11 +168,11 @@ def test_a_checkpoint_brings_the_recipe_of_its_run(tmp_path: Path, monkeypatch: 
     checkpoint = run / "checkpoints" / "step_5"
     checkpoint.mkdir(parents=True)
     (run / "config.yaml").write_text("rollout: {temperature: 0.4}\nseed: 7\n")
-    recipe = _recipe(str(checkpoint), None, None, [])
+    recipe = recipe_for(str(checkpoint), None, None, [])
     assert (recipe.rollout.temperature, recipe.seed, recipe.model.name) == (0.4, 7, str(checkpoint))
-    assert _recipe(str(checkpoint), None, None, ["seed=8"]).seed == 8
+    assert recipe_for(str(checkpoint), None, None, ["seed=8"]).seed == 8
     monkeypatch.chdir(run)
-    assert _recipe("checkpoints/step_5", None, None, []).seed == 7
+    assert recipe_for("checkpoints/step_5", None, None, []).seed == 7
 
 
 @pytest.mark.parametrize("model", ["embedded", "someone/some-model", "models/mine"])
@@ -177,7 +182,7 @@ def test_another_config_yaml_in_the_working_folder_is_left_alone(
     """A hub id looks like a path two folders deep, and many projects have a config.yaml."""
     (tmp_path / "config.yaml").write_text("seed: 7\n")
     monkeypatch.chdir(tmp_path)
-    assert _recipe(model, None, None, []).seed == 0
+    assert recipe_for(model, None, None, []).seed == 0
 
 
 def test_problem_text_is_what_was_asked(judge: RewardFunction) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+from itertools import combinations, product
 
 import numpy as np
 import pytest
 
-from tepo.evaluate import mean_interval, pass_at_k
+from tepo.evaluate import majority, mean_interval, pass_at_k
 
 
 @pytest.mark.parametrize(
@@ -112,3 +112,37 @@ def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:
         low, high = mean_interval(correct, 4)
         hits += low <= 1 / 3 <= high
     assert hits >= 21
+
+
+def test_the_mean_of_pass_at_k_is_that_over_all_subsets_of_all_problems() -> None:
+    """Every way in which 5 responses can be right, at every k."""
+    for pattern in product([False, True], repeat=5):
+        for k in range(1, 6):
+            subsets = list(combinations(pattern, k))
+            assert pass_at_k(5, sum(pattern), k) == pytest.approx(sum(map(any, subsets)) / len(subsets))
+
+
+def test_majority_is_the_most_frequent_answer_with_a_fair_draw_among_equals() -> None:
+    """Every way in which 5 responses can vote, against counting by hand."""
+    for votes in product(["right", "a", "b", None], repeat=5):
+        counts = {name: votes.count(name) for name in ("right", "a", "b")}
+        most = max(counts.values())
+        equals = sum(count == most for count in counts.values())
+        expected = 1 / equals if most and counts["right"] == most else 0
+        assert majority(votes, "right") == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("votes", "value"),
+    [
+        (["r", "r", "a", "b"], 1.0),
+        (["r", "r", "a", "a"], 0.5),
+        (["r", "a", "b"], 1 / 3),
+        (["a", "a", "r"], 0.0),
+        ([None, None, "r"], 1.0),
+        ([None, None], 0.0),
+        ([], 0.0),
+    ],
+)
+def test_majority_by_hand(votes: list[str | None], value: float) -> None:
+    assert majority(votes, "r") == pytest.approx(value)

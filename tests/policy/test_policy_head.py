@@ -204,3 +204,83 @@ def test_without_chunks_the_logits_are_kept() -> None:
         all_outputs(make_head(), hidden, targets, entropy_gradient=True).logp.sum().backward()
     assert seen.rows == TOKENS
     assert (TOKENS, V) in kept
+
+
+@pytest.mark.parametrize("options", [{}, {"factor": 0.4, "softcap": 3.0}])
+@pytest.mark.parametrize("entropy_gradient", [False, True])
+def test_the_backward_pass_of_log_prob_and_entropy(
+    small_chunks: None, entropy_gradient: bool, options: dict[str, Any]
+) -> None:
+    """Against finite differences, to hidden states, weight and bias; and against autograd's log-softmax."""
+    policy_head = make_head(**options)
+    hidden, targets = make_inputs()
+    hidden.requires_grad_()
+    parameters = list(policy_head.layer.parameters())
+
+    def scores(*_: Tensor) -> tuple[Tensor, ...]:
+        out = score_hidden(policy_head, hidden, targets, V, 0.7, entropy_gradient=entropy_gradient)
+        return (out.logp, out.entropy) if entropy_gradient else (out.logp,)
+
+    assert torch.autograd.gradcheck(scores, (hidden, *parameters))
+    log_probs = torch.log_softmax(policy_head(hidden) / 0.7, -1)
+    plain = (log_probs.gather(-1, targets[:, None])[:, 0], -(log_probs.exp() * log_probs).sum(-1))
+    weights = torch.randn(2, TOKENS, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    ours, theirs = (
+        torch.autograd.grad(sum((w * x).sum() for w, x in zip(weights, values, strict=False)), [hidden, *parameters])
+        for values in (scores(), plain[: 1 + entropy_gradient])
+    )
+    torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("which", ["logp", "entropy"])
+def test_a_loss_of_one_of_the_two(which: str) -> None:
+    hidden, targets = make_inputs()
+    hidden.requires_grad_()
+    policy_head = make_head()
+    log_probs = torch.log_softmax(policy_head(hidden), -1)
+    plain = {"logp": log_probs.gather(-1, targets[:, None])[:, 0], "entropy": -(log_probs.exp() * log_probs).sum(-1)}
+    ours = getattr(score_hidden(policy_head, hidden, targets, V, entropy_gradient=True), which)
+    found = torch.autograd.grad(ours.sum(), [hidden, policy_head.layer.weight])
+    expected = torch.autograd.grad(plain[which].sum(), [hidden, policy_head.layer.weight])
+    torch.testing.assert_close(found, expected)
+
+
+def test_only_what_is_trained_gets_a_gradient(small_chunks: None) -> None:
+    """A frozen head under a trained decoder, and a trained head over a frozen one."""
+    hidden, targets = make_inputs()
+    policy_head = make_head()
+    policy_head.layer.bias.requires_grad_(False)
+    score_hidden(policy_head, hidden, targets, V).logp.sum().backward()
+    assert policy_head.layer.bias.grad is None
+    expected = torch.autograd.grad(
+        torch.log_softmax(policy_head(hidden), -1).gather(-1, targets[:, None]).sum(), policy_head.layer.weight
+    )[0]
+    torch.testing.assert_close(policy_head.layer.weight.grad, expected)
+    assert not score_hidden(policy_head.frozen(), hidden, targets, V).logp.requires_grad
+    states = hidden.clone().requires_grad_()
+    score_hidden(policy_head.frozen(), states, targets, V).logp.sum().backward()
+    assert states.grad is not None
+
+
+def kept_bytes(vocabulary: int) -> int:
+    """What log-prob and entropy keep for the backward pass besides the layer's weights."""
+    hidden, _ = make_inputs()
+    hidden.requires_grad_()
+    layer = nn.Linear(WIDTH, vocabulary).double()
+    own = {parameter.data_ptr() for parameter in layer.parameters()}
+    kept: list[int] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        if tensor.data_ptr() not in own:
+            kept.append(tensor.numel() * tensor.element_size())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        out = score_hidden(Head(layer), hidden, torch.zeros(TOKENS).long(), vocabulary, entropy_gradient=True)
+    assert out.logp.requires_grad
+    return sum(kept)
+
+
+def test_memory_does_not_grow_with_the_vocabulary(small_chunks: None) -> None:
+    """What is kept is a hidden state, an id and an entropy a token; what is made at once is one chunk (above)."""
+    assert kept_bytes(V) == kept_bytes(100 * V) == TOKENS * (WIDTH + 2) * 8

@@ -248,13 +248,13 @@ def test_gradient_checkpointing_recomputes_and_changes_no_gradient(folder: Path,
         torch.manual_seed(0)  # of the fresh adapter
         policy = load_policy(folder, lora=lora, gradient_checkpointing=checkpointing)
         shake(policy.model)
+        policy.check_head()
         calls: list[int] = []
         policy.base.get_decoder().layers[0].mlp.register_forward_pre_hook(lambda *_, calls=calls: calls.append(1))
         scores = policy.score(ROWS, entropy_gradient=True)
         (scores.logp + 0.1 * scores.entropy).sum().backward()
         gradients = {n: p.grad for n, p in policy.model.named_parameters() if p.requires_grad}
         results.append((scores.logp.detach(), gradients, len(calls)))
-        policy.check_head()
     (logp, plain, once), (logp_again, checkpointed, twice) = results
     assert torch.equal(logp, logp_again)
     assert (once, twice) == (1, 2)  # without the second call nothing would have been saved

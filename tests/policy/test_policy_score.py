@@ -101,8 +101,10 @@ def test_rows_without_prompt_or_response_are_refused(prompt: list[int], response
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 @pytest.mark.parametrize("family", ["llama", "gemma2", "granite", "gpt2"])
 def test_gradients_are_those_of_the_plain_computation(family: str, temperature: float) -> None:
-    policy = tiny_policy(family, dtype=torch.float64, temperature=temperature)
-    weights = torch.randn(2, sum(len(row.response) for row in ROWS), dtype=torch.float64)
+    # In float64 the eager attention that Gemma 2 needs makes NaNs of padding behind its window.
+    dtype = torch.float32 if family == "gemma2" else torch.float64
+    policy = tiny_policy(family, dtype=dtype, temperature=temperature)
+    weights = torch.randn(2, sum(len(row.response) for row in ROWS), dtype=dtype)
     for i in range(2):  # log-probs, then entropies
         scores = policy.score(ROWS, entropy_gradient=True)
         ours = gradients(policy, (weights[i] * (scores.logp, scores.entropy)[i]).sum())

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tepo.rewards import maths
 from tepo.rewards.exact import judge_exact
 from tepo.rewards.extract import MAX_REGION, find_answer, last_boxed
 from tepo.rewards.maths import MAX_ANSWER, judge_math_here, readable_gold
@@ -111,11 +112,66 @@ def test_an_endless_answer_is_unparsable() -> None:
 def test_agreement_with_the_labelled_pairs(shared_data: Path) -> None:
     rows = [json.loads(line) for line in (shared_data / "answer_pairs.jsonl").read_text("utf-8").splitlines()]
     verdicts = [judge_math_here(row["prediction"], row["gold"]) for row in rows]
-    agreed = [verdict.correct == row["equal"] for verdict, row in zip(verdicts, rows, strict=True)]
-    paid_wrongly = [row for verdict, row in zip(verdicts, rows, strict=True) if verdict.correct and not row["equal"]]
     assert len(rows) == 298
-    assert sum(agreed) / len(rows) >= 0.97
-    assert paid_wrongly == []
+    assert [row for verdict, row in zip(verdicts, rows, strict=True) if verdict.correct and not row["equal"]] == []
+    missed = [row for verdict, row in zip(verdicts, rows, strict=True) if verdict.correct != row["equal"]]
+    plain = [row for row in rows if "convention" not in row["note"]]
+    assert 1 - sum("convention" not in row["note"] for row in missed) / len(plain) >= 0.97
+    # The documentation lists every miss, and nothing else.
+    page = (Path(__file__).parents[2] / "docs" / "verdicts.md").read_text("utf-8")
+    table = page.split("<!-- misses -->")[1].split("<!-- /misses -->")[0].strip().splitlines()[2:]
+    listed = {tuple(cell.strip(" `") for cell in line.strip("|").split(" | ")[:2]) for line in table}
+    assert listed == {(row["gold"], row["prediction"]) for row in missed}
+    assert all(len(line.strip("|").split(" | ")[3]) > 20 for line in table)
+
+
+NEW_SPELLINGS = [
+    (r"576\pi", r"576\pi\;m^{2}", True),
+    ("3", r"3\;m", False),
+    (r"\frac{1}{2}", r"\frac{1}{2}\,m^{2}", False),
+    (r"\frac{1}{2}m^2", r"\frac{1}{2}\,m^{2}", True),
+    (r"\frac{1}{\sqrt{n}}", r"\sqrt{1/n}", True),
+    ("x", r"\sqrt{x^2}", False),
+    (r"x\sqrt{y}", r"\sqrt{x^2 y}", False),
+    (r"e^{i\pi}", "-1", True),
+    (r"e^{i\pi}", "1", False),
+    ("W(x)=1orW(x)=-1", r"W(n) = 1 \text{ and } W(n) = -1", True),
+    ("W(x)=1orW(x)=2", r"W(n) = 1 \text{ and } W(n) = -1", False),
+    (r"\{-2, 1-\sqrt{5}, 1+\sqrt{5}\}", r"\{1\pm\sqrt{5},-2\}", True),
+    (r"1+\sqrt{5}", r"1\pm\sqrt{5}", False),
+    (r"\frac{\pi}{4} + 2", r"\frac \pi4 + 2", True),
+    ("x=-1, y=-5, z=4", "Solution is: $[x=-1, y=-5, z=4]$", True),
+    ("x=-1, y=5, z=4", "Solution is: $[x=-1, y=-5, z=4]$", False),
+    ("(-1, 1]", r"$-1<x \leqslant 1:(-1,1]$", True),
+    ("[-1, 1]", r"$-1<x \leqslant 1:(-1,1]$", False),
+    ("[-2, 1)", r"$\{x|-2\leq x < 1\}$", True),
+    (r"\emptyset", r"No solution : $\oslash$", True),
+    ("no solution", r"\emptyset", True),
+    ("-1/3", "-1./3", True),
+    ("4:40 am", "4:40 a.m.", True),
+    ("4:40 p.m.", "4:40 a.m.", False),
+    (r"\arcsin(10/13)", "np.arcsin(10/13)", True),
+    ("m_{max}=n^2-n-1", r"$m_{\max }=n^{2}-n-1$", True),
+    ("E_2, E_1", "E_{1},E_{2}", True),
+    ("8.24", r"\approx 8.24 \text{ mph}", True),
+    ("0.49", "np.arccsc(10/13)", False),
+]
+
+
+@pytest.mark.parametrize(("prediction", "gold", "equal"), NEW_SPELLINGS)
+def test_spellings_that_the_parser_does_not_know(prediction: str, gold: str, equal: bool) -> None:
+    """Golds of the benchmarks and labelled pairs that were once judged wrong, each beside what must stay wrong."""
+    assert judge_math_here(f"\\boxed{{{prediction}}}", gold).correct is equal
+    assert readable_gold(gold)
+
+
+def test_answers_are_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Verdicts are kept by gold and extracted answer: other words around an answer change nothing."""
+    calls = []
+    monkeypatch.setattr(maths, "_compare", lambda *sides: calls.append(sides) or True)
+    for text in ("so", "hence", "thus", "then"):
+        assert judge_math_here(rf"{text} it is \boxed{{x^{{2}} + 917}}", "x^2+918-1").correct
+    assert len(calls) == 1
 
 
 def test_exact() -> None:

@@ -11,6 +11,7 @@ from tepo.data.load import load_task
 from tepo.data.problem import Problem, TaskData
 from tepo.errors import TepoError
 from tepo.rewards import Response, RewardFunction, Status, Verdict, soft_overlong, status_shares
+from tepo.rewards.reward import reward_metrics
 
 PROBLEM = Problem("p", "What is 1 + 1?", "2")
 TASK = TaskData("sums", [PROBLEM], [PROBLEM], verifier="math")
@@ -56,7 +57,7 @@ def test_shaping_is_added_and_leaves_accuracy_alone() -> None:
     assert judged.correct == [True, True, False, False]
     assert judged.formatted == [True, True, False, True]
     assert judged.overlong == [0, -0.5, -1, 0]
-    metrics = judged.metrics()
+    metrics = reward_metrics(judged.verdicts, judged.rewards, judged.formatted, judged.overlong)
     assert metrics["accuracy"] == 0.5
     assert metrics["reward"] == pytest.approx(-0.1875)
     assert metrics["verdict/correct"] == metrics["verdict/wrong"] == 0.5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -15,7 +16,7 @@ from transformers import GenerationConfig
 
 from tepo.policy import Policy, Row
 from tepo.rollout import Sampling, TransformersEngine
-from tepo.rollout.transformers import sample
+from tepo.rollout.sampling import sample
 
 V = 5  # with the end token; so few that all responses can be listed
 SAMPLES = 4000
@@ -35,8 +36,12 @@ def chi_square_p(counts: Mapping[object, int], probabilities: Mapping[object, fl
     return float(stats.chisquare(observed, [value * scale for value in expected]).pvalue)
 
 
-def small_policy(temperature: float) -> Policy:
-    model = tiny_model(vocabulary=V)
+def noise(count: int, seed: int) -> torch.Tensor:
+    return torch.rand(count, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def small_policy(temperature: float, family: str = "llama") -> Policy:
+    model = tiny_model(family, vocabulary=V)
     model.generation_config = GenerationConfig(eos_token_id=END)
     return Policy(model, character_tokenizer(), temperature)
 
@@ -56,13 +61,16 @@ def all_responses(policy: Policy, prompt: Sequence[int], max_tokens: int) -> dic
     return found | open_ones
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
-def test_whole_responses_have_the_models_probabilities(temperature: float) -> None:
-    """Prompts of unequal length together, so that padding, positions and rows that leave are at work."""
-    policy = small_policy(temperature)
+@pytest.mark.parametrize(("temperature", "seed"), [(1.0, 11), (1.0, 12), (0.5, 13), (2.0, 14)])
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_whole_responses_have_the_models_probabilities(family: str, temperature: float, seed: int) -> None:
+    """Prompts of unequal length together: positions, rows that leave and rows that enter are at work in both caches."""
+    policy = small_policy(temperature, family)
     prompts = [[2, 3, 4], [0, 2, 2, 3, 4, 1, 0, 3]]
     engine = TransformersEngine(policy, batch_size=3000)
-    groups = engine.generate(prompts, SAMPLES, Sampling(temperature, 3), seed=11)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        groups = engine.generate(prompts, SAMPLES, Sampling(temperature, 3), seed)
     for prompt, group in zip(prompts, groups, strict=True):
         exact = all_responses(policy, prompt, 3)
         assert sum(exact.values()) == pytest.approx(1, abs=1e-5)
@@ -98,7 +106,7 @@ def test_top_p_draws_from_the_nucleus_and_states_its_distribution(temperature: f
     logits = (torch.tensor(PROBABILITIES).log() * temperature + 3.0).expand(SAMPLES, -1)
     exact = nucleus(PROBABILITIES, top_p)
     assert len(exact) == size
-    tokens, logps = sample(logits, Sampling(temperature, 1, top_p), torch.Generator().manual_seed(5))
+    tokens, logps = sample(logits, Sampling(temperature, 1, top_p), noise(SAMPLES, 5))
     assert set(tokens.tolist()) == exact.keys()
     expected = torch.tensor([exact[token] for token in tokens.tolist()]).log()
     torch.testing.assert_close(logps, expected, rtol=1e-5, atol=1e-5)
@@ -109,7 +117,7 @@ def test_top_p_draws_from_the_nucleus_and_states_its_distribution(temperature: f
 def test_top_p_is_decided_for_every_row_by_itself() -> None:
     flat, sharp = torch.zeros(6), torch.tensor([9.0, 0, 0, 0, 0, 0])
     logits = torch.stack([flat, sharp]).repeat(500, 1)
-    tokens, logps = sample(logits, Sampling(1.0, 1, 0.4), torch.Generator().manual_seed(0))
+    tokens, logps = sample(logits, Sampling(1.0, 1, 0.4), noise(1000, 0))
     assert set(tokens[1::2].tolist()) == {0}
     assert logps[1::2].abs().max() == 0
     assert len(set(tokens[::2].tolist())) == 3
@@ -134,7 +142,7 @@ def test_top_p_in_the_engine_states_the_truncated_distribution() -> None:
 
 def test_greedy_takes_the_most_likely_token() -> None:
     logits = torch.randn(50, 9, generator=torch.Generator().manual_seed(1))
-    tokens, logps = sample(logits, Sampling(0.0, 1), torch.Generator())
+    tokens, logps = sample(logits, Sampling(0.0, 1), noise(50, 0))
     assert torch.equal(tokens, logits.argmax(-1))
     torch.testing.assert_close(logps, torch.log_softmax(logits, -1).amax(-1))
 
@@ -142,7 +150,7 @@ def test_greedy_takes_the_most_likely_token() -> None:
 def test_tokens_that_are_impossible_are_never_drawn() -> None:
     logits = torch.tensor([0.0, -torch.inf, 1.0, -torch.inf]).expand(2000, -1)
     for top_p in (1.0, 0.9):
-        tokens, logps = sample(logits, Sampling(1.0, 1, top_p), torch.Generator().manual_seed(2))
+        tokens, logps = sample(logits, Sampling(1.0, 1, top_p), noise(2000, 2))
         assert set(tokens.tolist()) <= {0, 2}
         assert torch.isfinite(logps).all()
 
@@ -150,6 +158,28 @@ def test_tokens_that_are_impossible_are_never_drawn() -> None:
 def test_rows_of_a_batch_are_drawn_independently() -> None:
     """Equal rows of one call get noise of their own: the joint counts are those of the product."""
     logits = torch.tensor([0.5, 0.5]).log().expand(2 * SAMPLES, -1)
-    tokens, _ = sample(logits, Sampling(1.0, 1), torch.Generator().manual_seed(4))
+    tokens, _ = sample(logits, Sampling(1.0, 1), noise(2 * SAMPLES, 4))
     pairs = Counter(map(tuple, np.asarray(tokens).reshape(-1, 2).tolist()))
     assert chi_square_p(pairs, {(a, b): 0.25 for a in (0, 1) for b in (0, 1)}) > 1e-4
+
+
+@pytest.mark.parametrize(("top_k", "top_p", "kept"), [(3, 1.0, {1, 3, 4}), (3, 0.8, {1, 3}), (0, 1.0, set(range(6)))])
+def test_top_k_comes_before_top_p_and_states_what_is_left(top_k: int, top_p: float, kept: set[int]) -> None:
+    logits = torch.tensor(PROBABILITIES).log().expand(SAMPLES, -1)
+    total = sum(PROBABILITIES[token] for token in kept)
+    exact = {token: PROBABILITIES[token] / total for token in kept}
+    tokens, logps = sample(logits, Sampling(1.0, 1, top_p, top_k), noise(SAMPLES, 6))
+    assert chi_square_p(Counter(tokens.tolist()), exact) > 1e-4
+    expected = torch.tensor([exact[token] for token in tokens.tolist()]).log()
+    torch.testing.assert_close(logps, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_responses_to_equal_prompts_and_to_one_prompt_are_independent() -> None:
+    """First tokens of neighbours, of the same group and of two groups with one prompt: counts of the product."""
+    policy = small_policy(1.0)
+    groups = TransformersEngine(policy, 8000).generate([[2, 3], [2, 3]], SAMPLES, Sampling(1.0, 1), seed=5)
+    exact = {token: p for (token,), p in all_responses(policy, [2, 3], 1).items()}
+    product = {(a, b): exact[a] * exact[b] for a in exact for b in exact}
+    first, second = ([response.ids[0] for response in group] for group in groups)
+    assert chi_square_p(Counter(zip(first, second, strict=True)), product) > 1e-4
+    assert chi_square_p(Counter(zip(first[::2], first[1::2], strict=True)), product) > 1e-4

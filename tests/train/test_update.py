@@ -13,7 +13,7 @@ from tepo.data import PromptStream
 from tepo.evaluate.session import Session
 from tepo.objectives import get_objective
 from tepo.objectives.segments import SegmentAdvantage
-from tepo.policy import load_model
+from tepo.policy import Row, load_model
 from tepo.policy.policy import Policy
 from tepo.rewards.steps import arithmetic_columns
 from tepo.train.credit import ProcessScorer
@@ -139,7 +139,8 @@ def test_a_step_does_not_depend_on_its_microbatches(session: Session, rollout: R
     (whole_metrics, whole), *others = results
     assert whole.norm() > 0
     for metrics, split in others:
-        assert (split - whole).norm() <= 1e-9 * whole.norm()
+        # Where a group is split, the norms, which Llama computes in fp32, see the gradients of its prompt in parts.
+        assert (split - whole).norm() <= 1e-7 * whole.norm()
         for key in ("loss", "clip_fraction", "approx_kl", "entropy"):
             assert metrics[key] == pytest.approx(whole_metrics[key], rel=1e-9, abs=1e-12), key
 
@@ -250,12 +251,44 @@ def test_every_sample_is_in_exactly_one_minibatch(rollout: Rollout) -> None:
     assert {len(part) for part in parts} == {8}
 
 
-@given(st.lists(st.integers(1, 50), max_size=40), st.integers(1, 200))
-def test_microbatches_hold_every_row_once_and_keep_the_budget(lengths: list[int], budget: int) -> None:
-    plan = plan_microbatches(lengths, budget)
-    assert sorted(i for part in plan for i in part) == list(range(len(lengths)))
+LENGTHS = st.lists(st.tuples(st.integers(1, 5), st.integers(1, 50)), max_size=40)  # prompt (its number too), response
+
+
+def forward_tokens(rows: list[Row], *, padded: bool) -> int:
+    if padded:
+        return len(rows) * max(map(len, rows))
+    return sum(map(len, {tuple(row.prompt) for row in rows})) + sum(len(row.response) for row in rows)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@given(lengths=LENGTHS, budget=st.integers(1, 200))
+def test_microbatches_hold_every_row_once_and_keep_the_budget(
+    lengths: list[tuple[int, int]], budget: int, padded: bool
+) -> None:
+    rows = [Row((prompt,) * (4 * prompt), (0,) * response) for prompt, response in lengths]
+    plan = plan_microbatches(rows, budget, padded=padded)
+    assert sorted(i for part in plan for i in part) == list(range(len(rows)))
     for part in plan:
-        assert len(part) == 1 or len(part) * max(lengths[i] for i in part) <= budget
+        assert len(part) == 1 or forward_tokens([rows[i] for i in part], padded=padded) <= budget
+    sizes = [forward_tokens([rows[i] for i in part], padded=padded) for part in plan]
+    # First fit: no two that would go into one, so that at most one is not half full.
+    assert padded or sum(2 * size <= budget for size in sizes) <= 1
+
+
+def test_a_group_is_split_only_when_it_is_too_long() -> None:
+    rows = [Row((prompt,) * 10, (0,) * 10) for prompt in (1, 2, 3) for _ in range(4)]  # groups of 10 + 40 tokens
+    assert [{rows[i].prompt[0] for i in part} for part in plan_microbatches(rows, 60)] == [{1}, {2}, {3}]
+    assert [len(part) for part in plan_microbatches(rows, 100)] == [8, 4]
+    parts = plan_microbatches(rows, 30)  # the prompt again in each part of two responses
+    assert [len({rows[i].prompt for i in part}) for part in parts] == [1] * 6
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_rows_with_one_label_stay_together_whatever_the_budget(padded: bool) -> None:
+    rows = [Row((i % 3,), (0,) * (i + 1)) for i in range(9)]
+    together = [i % 3 for i in range(9)]
+    plan = plan_microbatches(rows, 1, together, padded=padded)
+    assert sorted(map(sorted, plan)) == [[0, 3, 6], [1, 4, 7], [2, 5, 8]]
 
 
 def test_learning_rate_schedules() -> None:
@@ -268,3 +301,19 @@ def test_learning_rate_schedules() -> None:
     cosine = config.model_copy(update={"schedule": "cosine", "warmup_steps": 0})
     assert learning_rate_at(cosine, 0) == 1.0
     assert learning_rate_at(cosine, 5) == pytest.approx(0.5)
+
+
+def test_in_bf16_an_update_of_1e_6_does_not_vanish(session: Session, rollout: Rollout) -> None:
+    """Weights stay fp32: rounded to bf16, as training in pure bf16 rounds them, most would be where they were."""
+    model, tokenizer = load_model(session.recipe.model)
+    policy = Policy(model, tokenizer, autocast=torch.bfloat16)
+    made = Updater(policy, get_objective("dapo"), CONFIG.model_copy(update={"learning_rate": 1e-6}))
+    samples = prepare(made, rollout)
+    before = torch.cat([parameter.detach().flatten().clone() for parameter in made.parameters])
+    made.step(samples, 1e-6)
+    after = torch.cat([parameter.detach().flatten() for parameter in made.parameters])
+    assert {parameter.dtype for parameter in made.parameters} == {torch.float32}
+    moved = (after - before).abs()
+    assert (moved > 5e-7).float().mean() > 0.5
+    assert moved.max() < 2e-6
+    assert (after.bfloat16() != before.bfloat16()).float().mean() < 0.1

@@ -66,7 +66,9 @@ class RewardConfig(Section):
     """How a verdict becomes a reward."""
 
     verifier: str = Field(
-        "auto", description="`math`, `exact`, `gym`, or your own `module:function`; `auto` takes the task's own"
+        "auto",
+        description="`math`, `integer`, `countdown` (every number once), `countdown_any` (some may be left out), "
+        "`exact`, `gym`, or your own `module:function`; `auto` takes the task's own",
     )
     correct: float = Field(1.0, description="score of a correct answer (Tulu 3: 10; DAPO: 1)")
     wrong: float = Field(0.0, description="score of every other answer (DAPO: -1)")
@@ -79,6 +81,6 @@ class RewardConfig(Section):
     missing_end: float | None = Field(None, description="reward of a response without an end token (Tulu 3: -10)")
     format: FormatReward | None = None
     overlong: OverlongPunishment | None = None
-    timeout: float = Field(5.0, gt=0, description="seconds that one answer may take to judge")
+    timeout: float = Field(5.0, gt=0, description="seconds of processor time that one answer may take to judge")
     memory_mb: int = Field(2048, ge=256, description="memory that a judging process may take, in MiB")
     workers: int | Literal["auto"] = Field("auto", description="judging processes; `auto` is one a core, at most 8")

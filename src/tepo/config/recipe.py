@@ -56,13 +56,41 @@ class ModelConfig(Section):
 class RolloutConfig(Section):
     """How responses are sampled for training."""
 
-    engine: Literal["transformers"] = "transformers"
+    engine: Literal["transformers", "vllm"] = Field(
+        "transformers", description="`transformers` decodes with the model that is trained; `vllm` (extra vllm)"
+    )
     max_response_tokens: int = Field(
         512, ge=1, description="a response of this length without an end token is truncated"
     )
     temperature: float = Field(1.0, gt=0, description="applied when sampling and in the log-probs of the ratio alike")
     top_p: float = Field(1.0, gt=0, le=1)
-    batch_size: int = Field(256, ge=1, description="responses decoded at once")
+    batch_size: int = Field(256, ge=1, description="responses decoded at once, at most")
+    cache_tokens: int = Field(
+        2**17,
+        ge=2,
+        description="prompt and response tokens that the key-value cache holds: as many responses are decoded at once "
+        "as fit in it at full length",
+    )
+    stop: list[str] = Field(default_factory=list, description="strings that end a response, as an end token does")
+    correction: Literal["none", "truncated", "mask"] = Field(
+        "none",
+        description="for the difference between sampling and scoring: `truncated` weighs tokens by min(scored/sampled, "
+        "correction_cap), `mask` leaves out responses whose likelihoods differ by more than that factor",
+    )
+    correction_cap: float = Field(2.0, gt=1)
+    vllm_memory: float = Field(
+        0.4, gt=0, le=1, description="vllm: share of the device's memory for its weights and cache"
+    )
+    vllm_max_length: int | None = Field(
+        None, ge=2, description="vllm: longest prompt and response; the data's and the rollout's limits when not given"
+    )
+
+    @field_validator("stop")
+    @classmethod
+    def _no_empty_string(cls, value: list[str]) -> list[str]:
+        if not all(value):
+            raise ValueError("an empty string would end every response; texts of one character or more are allowed")
+        return value
 
     @field_validator("top_p")
     @classmethod
@@ -85,7 +113,7 @@ class TrainerConfig(Section):
         4, ge=1, description="optimizer steps made from one rollout, each on its own prompts"
     )
     tokens_per_microbatch: int = Field(
-        16384, ge=1, description="prompt and response tokens in one forward pass, padding included"
+        16384, ge=1, description="tokens in one forward pass: each prompt once, and its responses"
     )
     learning_rate: float = Field(1e-6, gt=0)
     critic_learning_rate: float | None = Field(
@@ -122,9 +150,13 @@ class EvaluationConfig(Section):
     samples: int = Field(1, ge=1, description="sampled responses to each problem")
     temperature: float | None = Field(None, gt=0, description="of the samples; the training temperature when not given")
     top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(0, ge=0, description="only from so many most likely tokens; 0 is all of them")
     greedy: bool = Field(True, description="give greedy accuracy beside the sampled one, at the start and the end")
     before: bool = True
     after: bool = True
+    save_every: int = Field(
+        64, ge=1, description="responses that tepo eval samples at once and then saves: an interruption loses so many"
+    )
 
 
 class CheckpointConfig(Section):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tepo.config.data import Columns, DataConfig
+from tepo.data.contamination import contamination_notes
 from tepo.data.generated import GYM_PREFIX, load_arithmetic, load_gym
 from tepo.data.presets import BOXED, PRESETS, HubSplit, Preset
 from tepo.data.problem import Problem, TaskData, normalised
@@ -22,11 +23,15 @@ def task_names() -> list[str]:
     return [*BUILT_IN, *PRESETS]
 
 
-def load_task(config: DataConfig, seed: int) -> TaskData:
+def load_task(config: DataConfig, seed: int, *, test_only: bool = False) -> TaskData:
     """Load the problems that `config` names, split into training and held-out ones.
 
     Without a test file or split, a part of the training problems drawn by `seed` is held out: `test_problems`, at
-    most half. Training problems whose question is among the held-out ones are left out, with a count.
+    most half. Training problems whose question is among the held-out ones are left out, with a count; those that share
+    much of their text with one are told in a note.
+
+    test_only: leave the training problems alone where the held-out ones have a source of their own, and take all of
+    them unless `test_problems` is set.
 
     Raises:
         TepoError: anything that cannot be used, by name: file and line, column, option, data set id.
@@ -35,7 +40,7 @@ def load_task(config: DataConfig, seed: int) -> TaskData:
         _refuse_files(config)
         task = load_arithmetic(config, seed) if config.name in BUILT_IN else load_gym(config, seed)
     else:
-        task = _load_rows(config, seed)
+        task = _load_rows(config, seed, test_only)
     if config.template not in ("auto", "chat", "plain") and "{problem}" not in config.template:
         raise TepoError(
             f"data.template={config.template!r}: allowed are auto, chat, plain, or a text that contains {{problem}}"
@@ -56,46 +61,62 @@ def _refuse_files(config: DataConfig) -> None:
 
 @dataclass(frozen=True)
 class _Source:
-    """Where the rows of both splits come from; a file stands in for the hub."""
+    """Where the rows of both splits come from; a file stands in for the hub. No split and no file: there is none."""
 
-    train: HubSplit
+    train: HubSplit | None
     test: HubSplit | None
     preset: Preset | None
     file: str | None
     test_file: str | None
 
 
-def _load_rows(config: DataConfig, seed: int) -> TaskData:
+def _load_rows(config: DataConfig, seed: int, test_only: bool) -> TaskData:
     if config.options:
         raise TepoError(
             f"data.options: {config.name} is read, not made, and takes no options; found {', '.join(config.options)}"
         )
     source = _source(config)
-    train, repeated = _read(config, source.train, source.preset, source.file, "data.file")
-    dropped = {"repeated questions": repeated}
-    if source.test_file is not None or source.test is not None:
-        test, _ = _read(
-            config, source.test or source.train, source.preset, source.test_file, "data.test_file", test=True
+    own_test = source.test_file is not None or source.test is not None
+    if source.train is None and not test_only:
+        raise TepoError(
+            f"data.name={config.name}: a benchmark, there is nothing to train on in it. Train on another data set "
+            f"({', '.join(name for name, preset in PRESETS.items() if preset.train)}, a file, a hub id)"
         )
-        test = _sample(test, config.test_problems, seed)
+    train: list[Problem] = []
+    dropped: dict[str, int] = {}
+    if source.train is not None and not (own_test and test_only):
+        train, dropped = _read(config, source.train, source.preset, source.file, "data.file")
+    if own_test:
+        split = source.test or source.train
+        assert split is not None
+        test, without = _read(config, split, source.preset, source.test_file, "data.test_file", test=True)
+        dropped |= {f"{reason}, of the held-out ones": count for reason, count in without.items()}
+        if not test_only or "test_problems" in config.model_fields_set:
+            test = _sample(test, config.test_problems, seed)
     else:
         train, test = hold_out(train, config.test_problems, seed, config.name)
     kept = _without(train, test)
-    dropped["questions that are held out"] = len(train) - len(kept)
-    if not kept:
+    if len(train) > len(kept):
+        dropped["questions that are held out"] = len(train) - len(kept)
+    if not kept and not test_only:
         raise TepoError(
             f"data.name={config.name}: every training question is among the held-out ones; give another test_file"
         )
     preset = source.preset
+    # Questions of one form with other numbers in it share their text and are not copies.
+    of_one_form = bool(preset and preset.train and preset.train.question)
+    kept = kept[: config.max_problems]
     return TaskData(
         config.name,
-        kept[: config.max_problems],
+        [] if test_only else kept,
         test,
         verifier=preset.verifier if preset else "math",
         template=preset.template if preset else "auto",
         instruction=preset.instruction if preset else None,
         licence=preset.licence if preset else "",
-        dropped={reason: count for reason, count in dropped.items() if count},
+        dropped=dropped,
+        notes=() if test_only or of_one_form else contamination_notes(kept, test),
+        protocol=preset.protocol if preset else None,
     )
 
 
@@ -108,6 +129,8 @@ def _source(config: DataConfig) -> _Source:
                 raise TepoError(
                     f"data.{key}: the preset {config.name} has its own; leave it out, or give the data set's hub id"
                 )
+        if preset.train is None and config.file is not None:
+            raise TepoError(f"data.file={config.file}: {config.name} is a benchmark; give its file as data.test_file")
         # With a local training file nothing is fetched: the test set is a file too, or held out.
         return _Source(preset.train, None if config.file else preset.test, preset, config.file, config.test_file)
     if is_file_name(config.name):
@@ -130,20 +153,24 @@ def _source(config: DataConfig) -> _Source:
 
 def _read(
     config: DataConfig, split: HubSplit, preset: Preset | None, file: str | None, key: str, *, test: bool = False
-) -> tuple[list[Problem], int]:
-    deduplicate = preset.deduplicate if preset else False
-    wrapping = preset.wrapping if preset else ("", "")
+) -> tuple[list[Problem], dict[str, int]]:
+    rows = read_hub(split.id, split.subset, split.split) if file is None else read_files(file, key)
     if file is None:
-        rows = read_hub(split.id, split.subset, split.split)
         choices = [config.columns] if config.columns and not (preset and test) else [split.columns]
-        return problems_from(
-            rows, choices, split.id, boxed=split.boxed, wrapping=wrapping, deduplicate=deduplicate and not test
-        )
-    # A local copy of a preset either keeps the hub's columns or has the plain ones of our own files.
-    choices = [config.columns] if config.columns else [split.columns, Columns()]
-    boxed = split.boxed and _file_has_solutions(file, key, split.columns.answer)
+        boxed = split.boxed
+    else:
+        # A local copy of a preset either keeps the hub's columns or has the plain ones of our own files.
+        choices = [config.columns] if config.columns else [split.columns, Columns()]
+        boxed = split.boxed and _file_has_solutions(file, key, split.columns.answer)
     return problems_from(
-        read_files(file, key), choices, file, boxed=boxed, wrapping=wrapping, deduplicate=deduplicate and not test
+        rows,
+        choices,
+        file or split.id,
+        boxed=boxed,
+        wrapping=preset.wrapping if preset else ("", ""),
+        deduplicate=bool(preset and preset.deduplicate and not test),
+        skip_unanswered=bool(preset and preset.skip_unanswered),
+        question=None if config.columns else split.question,
     )
 
 

@@ -33,12 +33,22 @@ class Problem:
 
 
 @dataclass(frozen=True)
+class Protocol:
+    """How the papers measure on a data set: responses to each problem, and their temperature (0 is greedy)."""
+
+    samples: int
+    temperature: float
+    top_p: float = 1.0
+
+
+@dataclass(frozen=True)
 class TaskData:
     """The problems of a task, and how it wants to be asked and judged.
 
     `test` shares no question with `train` (compared by `normalised`). `template` is `auto`, `chat`, `plain` or a text
-    with `{problem}` (`tepo.data.prompts`); `verifier` is `math`, `exact`, `gym` or `module:function`. `dropped` counts
-    rows that were left out, by reason.
+    with `{problem}` (`tepo.data.prompts`); `verifier` is one of `tepo.rewards.judges.BUILT_IN` or `module:function`.
+    `dropped` counts rows that were left out, by reason; `notes` are for a person to read before the task is used.
+    `protocol` is None where there is no custom.
     """
 
     name: str
@@ -50,6 +60,8 @@ class TaskData:
     system: str | None = None
     licence: str = ""
     dropped: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    protocol: Protocol | None = None
 
 
 _PARTS = re.compile(r"\d+\.\d+|[^\W_]+|[-+*/^=<>()\[\]!|%]")

@@ -1,7 +1,8 @@
 """From rows to problems: columns, types, answers, names. Every fault is one TepoError that names the row."""
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tepo.config.data import Columns
@@ -20,11 +21,15 @@ def problems_from(
     boxed: bool = False,
     wrapping: tuple[str, str] = ("", ""),
     deduplicate: bool = False,
-) -> tuple[list[Problem], int]:
+    skip_unanswered: bool = False,
+    question: Callable[[Mapping[str, Any]], str] | None = None,
+) -> tuple[list[Problem], dict[str, int]]:
     """Read rows as problems; the first of `choices` whose columns the first row has is used for all.
 
-    A worked solution that ends in `#### answer` (GSM8K) stands for its answer. With `deduplicate` only the first row
-    of each question is kept. Returns the problems and the number of repeats left out.
+    A worked solution that ends in `#### answer` (GSM8K) stands for its answer; a list of answers is joined by commas.
+    `question` makes the text of a problem whose row has the first of `choices`. With `deduplicate` only the first row
+    of each question is kept, with `skip_unanswered` rows without an answer are left out. Returns the problems and the
+    numbers of rows left out, by reason.
 
     Raises:
         TepoError: no rows, a column that is missing, a value of the wrong type, no answer, a repeated id.
@@ -33,16 +38,23 @@ def problems_from(
     places: dict[str, RowPlace] = {}
     seen: set[str] = set()
     columns: Columns | None = None
-    repeated = 0
+    dropped: Counter[str] = Counter()
     for place, row in rows:
         columns = columns or _fitting(choices, row)
-        problem = _problem(place, row, columns, boxed=boxed, wrapping=wrapping)
+        if skip_unanswered and _has(row, columns.answer) and _is_empty(reach(row, columns.answer)):
+            dropped["no answer"] += 1
+            continue
+        if question is not None and columns is choices[0]:
+            row = {**row, "problem": question(row)}
+            problem = _problem(place, row, columns.model_copy(update={"problem": "problem"}), boxed=boxed)
+        else:
+            problem = _problem(place, row, columns, boxed=boxed, wrapping=wrapping)
         if deduplicate:
-            question = normalised(problem)
-            if question in seen:
-                repeated += 1
+            asked = normalised(problem)
+            if asked in seen:
+                dropped["repeated questions"] += 1
                 continue
-            seen.add(question)
+            seen.add(asked)
         if problem.id in places:
             raise TepoError(
                 f"{place}: the id {problem.id!r} is that of {places[problem.id]} too; ids must differ "
@@ -52,12 +64,12 @@ def problems_from(
         problems.append(problem)
     if not problems:
         raise TepoError(f"{source}: there are no rows in it; at least one problem is needed")
-    return problems, repeated
+    return problems, dict(dropped)
 
 
 def _fitting(choices: Sequence[Columns], row: Mapping[str, Any]) -> Columns:
     for columns in choices:
-        if _has(row, columns.problem) and _has(row, columns.answer):
+        if all(_has(row, column) for column in (columns.problem, columns.answer, columns.id) if column is not None):
             return columns
     return choices[0]
 
@@ -92,7 +104,12 @@ def _all_columns(row: Mapping[str, Any], prefix: str = "") -> list[str]:
 
 
 def _problem(
-    place: RowPlace, row: Mapping[str, Any], columns: Columns, *, boxed: bool, wrapping: tuple[str, str]
+    place: RowPlace,
+    row: Mapping[str, Any],
+    columns: Columns,
+    *,
+    boxed: bool,
+    wrapping: tuple[str, str] = ("", ""),
 ) -> Problem:
     prompt = _prompt(place, _value(place, row, columns.problem, "problem"), columns.problem)
     answer = _answer(place, _value(place, row, columns.answer, "answer"), columns.answer, boxed=boxed)
@@ -137,7 +154,9 @@ def _message(place: RowPlace, message: Any, column: str) -> ChatMessage:
 
 
 def _answer(place: RowPlace, value: Any, column: str, *, boxed: bool) -> str:
-    if value is None or (isinstance(value, str) and not value.strip()):
+    if isinstance(value, list | tuple) and value and all(isinstance(part, str) for part in value):
+        value = ", ".join(value)
+    if _is_empty(value):
         raise TepoError(
             f"{place}: no answer (column {column!r} is {'null' if value is None else 'empty'}); each row needs one"
         )
@@ -158,6 +177,10 @@ def _answer(place: RowPlace, value: Any, column: str, *, boxed: bool) -> str:
             )
         text = inside
     return text
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or (isinstance(value, str) and not value.strip()) or value == []
 
 
 def boxed_answer(solution: str) -> str | None:

@@ -1,6 +1,7 @@
 """Measuring accuracy on held-out problems."""
 
 from tepo.evaluate.accuracy import Accuracy, evaluate
-from tepo.evaluate.metrics import mean_interval, pass_at_k
+from tepo.evaluate.compare import compare_evaluations
+from tepo.evaluate.metrics import majority, mean_interval, pass_at_k
 
-__all__ = ["Accuracy", "evaluate", "mean_interval", "pass_at_k"]
+__all__ = ["Accuracy", "compare_evaluations", "evaluate", "majority", "mean_interval", "pass_at_k"]

@@ -1,86 +1,162 @@
-"""`tepo eval`: one model on one data set."""
+"""`tepo eval`: one model on one or several data sets."""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.progress import Progress
 
-from tepo.config import DEFAULT_RECIPE, Recipe, load_recipe
+from tepo.config import Recipe
 from tepo.errors import TepoError
-from tepo.evaluate.accuracy import Accuracy
+from tepo.evaluate.accuracy import Accuracy, answer, measure
+from tepo.evaluate.plan import Pass, data_names, passes, recipe_for
+from tepo.evaluate.plot import write_plot
+from tepo.evaluate.saved import SUMMARY, SavedResponses, write_json
 from tepo.evaluate.session import Session
+from tepo.evaluate.table import data_tables, overview
+from tepo.seeds import derive_seed
 
-SUMMARY, RESPONSES = "eval.json", "responses.jsonl"
+DEFAULT_FOLDER = Path("runs/eval")
+PLOT = "pass_at_k.html"
+OF_ONE_DATA_SET = tuple(
+    f"data.{key}" for key in ("name", "file", "test_file", "split", "test_split", "subset", "columns", "options")
+)
+
+Results = dict[str, dict[str, Accuracy]]
+"""By data set, then `sampled` or `greedy`."""
 
 
 def evaluate_model(
     model: str,
-    data: str | None,
-    samples: int,
-    config: str | None,
-    overrides: Sequence[str],
-    output: Path | None,
+    data: Sequence[str] = (),
+    samples: int | None = None,
+    temperature: float | None = None,
+    config: str | None = None,
+    overrides: Sequence[str] = (),
+    output: Path | None = None,
     console: Console | None = None,
-) -> dict[str, Accuracy]:
-    """Evaluate, print a table, and write eval.json and responses.jsonl when `output` is given.
+) -> Results:
+    """Evaluate, print tables, and write eval.json, responses.jsonl and a plot of pass@k.
 
-    config: recipe to take data, reward and sampling from; by default the run that a checkpoint belongs to, or the
-    defaults. data: replaces the recipe's data. Raises TepoError for whatever cannot be used.
+    data: names of data sets, `NAME=FILE` for a local copy; empty is the data of the recipe, which by default is that of
+        the run that a checkpoint belongs to. samples, temperature: in place of what is usual for a data set.
+    output: a folder; by default one below runs/eval, named after the model and the settings. What it holds of this
+        evaluation already is not sampled again.
+    Raises TepoError for whatever cannot be used.
     """
     console = console or Console()
-    for name in (SUMMARY, RESPONSES):
-        if output is not None and (output / name).exists():
-            raise TepoError(f"--output {output}: holds {name} already; choose another folder")
-    recipe = _recipe(model, data, config, overrides)
-    with Session.open(recipe, trainable=False) as session:
-        results = {
-            "sampled": session.evaluate(greedy=False, samples=samples),
-            "greedy": session.evaluate(greedy=True),
-        }
-    console.print(_table(recipe, results))
-    if output is not None:
-        output.mkdir(parents=True, exist_ok=True)
-        summary = {"model": model, "data": recipe.data.name} | {name: r.summary() for name, r in results.items()}
-        (output / SUMMARY).write_text(json.dumps(summary, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        lines = [json.dumps({"kind": n} | row, ensure_ascii=False) for n, r in results.items() for row in r.responses]
-        (output / RESPONSES).write_text("".join(line + "\n" for line in lines), encoding="utf-8")
-        console.print(f"written to {output}", markup=False)
+    names = data_names(data)
+    of_one = [item.partition("=")[0] for item in overrides if item.startswith(OF_ONE_DATA_SET)]
+    if len(names) > 1 and of_one:
+        raise TepoError(f"{', '.join(of_one)}: of one data set, and there are {len(names)}; a file is --data NAME=FILE")
+    asked: list[str | None] = [*names] or [None]
+    recipes = {
+        _label(name, recipe): recipe
+        for name, recipe in ((name, recipe_for(model, name, config, overrides)) for name in asked)
+    }
+    settings = {
+        "model": model,
+        "weights": _fingerprint(model),
+        "samples": samples,
+        "temperature": temperature,
+        "data": {label: _relevant(recipe) for label, recipe in recipes.items()},
+    }
+    folder = output or DEFAULT_FOLDER / _folder_name(model, settings)
+    results: Results = {}
+    # Settings of another evaluation are refused before a model is loaded.
+    with SavedResponses(folder, settings) as saved:
+        if saved.found:
+            console.print(f"going on with {saved.found} responses in {folder}", markup=False)
+        first: Session | None = None
+        for label, recipe in recipes.items():
+            # The model is loaded once; a session that is closed has ended its judges alone.
+            with Session.open(recipe, trainable=False) if first is None else first.on(recipe) as session:
+                first = first or session
+                _tell(session, console)
+                protocol = session.task.protocol if names else None
+                results[label] = {
+                    part.kind: _measure(session, label, part, saved, console)
+                    for part in passes(recipe, protocol, samples, temperature)
+                }
+            for table in data_tables(model, label, results[label]):
+                console.print(table)
+    if len(results) > 1:
+        console.print(overview(model, results))
+    write_json(folder / SUMMARY, summary(model, results))
+    if write_plot(folder / PLOT, model, results):
+        console.print(f"pass@k: {folder / PLOT}", markup=False)
+    console.print(f"written to {folder}", markup=False)
     return results
 
 
-def _recipe(model: str, data: str | None, config: str | None, overrides: Sequence[str]) -> Recipe:
-    folder = Path(model).expanduser().absolute().parent
-    own = folder.parent / "config.yaml"
-    # Any other config.yaml two folders up has nothing to do with the model.
-    source = config or (str(own) if folder.name == "checkpoints" and own.is_file() else None)
-    if source is None and data in (None, DEFAULT_RECIPE):
-        source = DEFAULT_RECIPE
-    chosen = [f"model.name={json.dumps(model)}"] + ([f"data={json.dumps(data)}"] if data else [])
-    return load_recipe(source, [*chosen, *overrides])
+def _tell(session: Session, console: Console) -> None:
+    """What a person should know of the data before its figures."""
+    for note in session.notes:
+        console.print(f"note: {note}", style="yellow", markup=False)
+    for reason, count in session.dropped.items():
+        console.print(f"left out: {count} problems ({reason})", style="yellow", markup=False)
 
 
-def _table(recipe: Recipe, results: dict[str, Accuracy]) -> Table:
-    sampled, greedy = results["sampled"], results["greedy"]
-    title = f"{recipe.model.name} on {recipe.data.name}: {sampled.problems} problems, 95 % intervals"
-    table = Table(title=title, title_justify="left")
-    table.add_column("")
-    table.add_column(f"sampled, T = {sampled.temperature:g}, {sampled.samples} each")
-    table.add_column("greedy")
+def _measure(session: Session, label: str, part: Pass, saved: SavedResponses, console: Console) -> Accuracy:
+    """Sample what is not saved yet, in chunks whose content and seed do not depend on what is."""
+    problems = list(session.test)
+    if not problems:
+        raise TepoError(f"{label}: there are no problems to evaluate on")
+    chunk = max(1, session.recipe.evaluation.save_every // part.samples)
+    records, done = saved.take(label, part.kind, problems, part.samples, chunk)
+    with Progress(console=console, disable=not console.is_terminal, transient=True) as progress:
+        bar = progress.add_task(f"{label}, {part.kind}", total=len(problems), completed=done)
+        for start in range(done, len(problems), chunk):
+            asked = problems[start : start + chunk]
+            fresh = answer(
+                session.engine,
+                session.judge,
+                session.decode,
+                asked,
+                [session.render(problem) for problem in asked],
+                part.samples,
+                part.sampling,
+                derive_seed(session.recipe.seed, "evaluation", label, part.kind, start),
+            )
+            fresh = [{"data": label, "kind": part.kind, **row} for row in fresh]
+            saved.append(fresh)
+            records += fresh
+            progress.advance(bar, len(asked))
+    return measure(records, part.samples, part.sampling.temperature, session.judge.same_answers)
 
-    def row(label: str, *values: str) -> None:
-        table.add_row(label, *values)
 
-    row("accuracy", *(f"{r.accuracy:.1%} [{r.interval[0]:.1%}, {r.interval[1]:.1%}]" for r in (sampled, greedy)))
-    for k, value in sampled.pass_at_k.items():
-        if k > 1:
-            row(f"pass@{k}", f"{value:.1%}", "")
-    for status in sampled.verdicts:
-        if status != "correct" and (sampled.verdicts[status] or greedy.verdicts[status]):
-            row(status.replace("_", " "), f"{sampled.verdicts[status]:.1%}", f"{greedy.verdicts[status]:.1%}")
-    row("truncated", f"{sampled.truncated:.1%}", f"{greedy.truncated:.1%}")
-    row("tokens a response", f"{sampled.mean_tokens:.1f}", f"{greedy.mean_tokens:.1f}")
-    return table
+def summary(model: str, results: Results) -> dict[str, Any]:
+    """What eval.json holds: by data set, then `sampled` or `greedy`. One data set's stand at the top as well."""
+    by_data = {name: {kind: result.summary() for kind, result in kinds.items()} for name, kinds in results.items()}
+    only: dict[str, Any] = next(iter(by_data.values())) if len(by_data) == 1 else {}
+    return {"model": model, "data": list(results), **only, "results": by_data}
+
+
+def _label(name: str | None, recipe: Recipe) -> str:
+    return recipe.data.name if name is None else name.partition("=")[0]
+
+
+def _relevant(recipe: Recipe) -> dict[str, Any]:
+    """The sections of a recipe that a result depends on."""
+    whole = recipe.model_dump(mode="json")
+    return {key: whole[key] for key in ("seed", "model", "data", "reward", "rollout", "evaluation")}
+
+
+def _fingerprint(model: str) -> list[list[Any]]:
+    """Names, sizes and times of the files of a model folder: a folder may be written over by other weights."""
+    folder = Path(model).expanduser()
+    if not folder.is_dir():
+        return []
+    return [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in sorted(folder.iterdir())]
+
+
+def _folder_name(model: str, settings: dict[str, Any]) -> str:
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
+    name = re.sub(r"[^\w.-]+", "-", "-".join(Path(model).parts[-2:])).strip("-.")
+    return f"{name}-{digest}"

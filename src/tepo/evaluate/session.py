@@ -15,9 +15,10 @@ from tepo.errors import TepoError
 from tepo.evaluate.accuracy import Accuracy, evaluate
 from tepo.policy import Policy, load_model
 from tepo.rewards.reward import RewardFunction
-from tepo.rollout import Engine, Sampling, TransformersEngine
+from tepo.rollout import Engine, Sampling, open_engine
 from tepo.seeds import derive_seed
 
+SHOWN_IDS = 5
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16}
 
 
@@ -35,7 +36,11 @@ def pick_device(name: str) -> torch.device:
 
 @dataclass
 class Session:
-    """A context manager; the judging processes end with it. `dropped` counts the problems left out, by reason."""
+    """A context manager; the judging processes end with it.
+
+    `dropped` counts the problems left out, by reason; `notes` are for a person to read. Training problems whose gold
+    answer cannot be read are left out; held-out ones stay, and nothing is correct for them.
+    """
 
     recipe: Recipe
     policy: Policy
@@ -46,6 +51,8 @@ class Session:
     judge: RewardFunction
     dropped: dict[str, int]
     template: str
+    notes: tuple[str, ...] = ()
+    owns_engine: bool = True
 
     @classmethod
     def open(cls, recipe: Recipe, *, model: str | None = None, trainable: bool = True) -> Self:
@@ -53,28 +60,57 @@ class Session:
 
         Raises TepoError for whatever cannot be used, before anything is written.
         """
-        task = load_task(recipe.data, recipe.seed)
+        task = load_task(recipe.data, recipe.seed, test_only=not trainable)
         device = pick_device(recipe.model.device)
         config = recipe.model if model is None else recipe.model.model_copy(update={"name": model})
         loaded, tokenizer = load_model(config, trainable=trainable)
         loaded.to(device)  # type: ignore[arg-type]
         policy = Policy(loaded, tokenizer, recipe.rollout.temperature, AUTOCAST[recipe.model.dtype])
         policy.check_head()
-        template = resolve_template(task.template, tokenizer)
+        return cls._on_task(recipe, policy, None, task)
+
+    @classmethod
+    def _on_task(cls, recipe: Recipe, policy: Policy, engine: Engine | None, task: TaskData) -> Self:
+        """engine: one that is another session's; None opens one."""
+        template = resolve_template(task.template, policy.tokenizer)
         limit = _prompt_limit(recipe, policy)
         session = cls(
-            recipe, policy, TransformersEngine(policy, recipe.rollout.batch_size), task, task.train, task.test,
-            RewardFunction(recipe.reward, task), dict(task.dropped), template,
+            recipe, policy, engine or open_engine(recipe, policy, limit), task, task.train, task.test,
+            RewardFunction(recipe.reward, task), dict(task.dropped), template, task.notes, engine is None,
         )  # fmt: skip
         try:
-            session.train, long_train = drop_long_prompts(task.train, session.render, limit)
-            session.test, long_test = drop_long_prompts(task.test, session.render, limit)
+            session._check_golds()
+            session.train, long_train = drop_long_prompts(session.train, session.render, limit)
+            session.test, long_test = drop_long_prompts(session.test, session.render, limit)
         except BaseException:
             session.close()
             raise
         if long_train + long_test:
             session.dropped["prompt too long"] = long_train + long_test
         return session
+
+    def on(self, recipe: Recipe) -> Self:
+        """The same policy and engine on the held-out problems of another recipe; a session of its own, to be closed."""
+        return self._on_task(recipe, self.policy, self.engine, load_task(recipe.data, recipe.seed, test_only=True))
+
+    def _check_golds(self) -> None:
+        for name in ("train", "test"):
+            problems = getattr(self, name)
+            unreadable = self.judge.unreadable_golds(problems)
+            if not unreadable:
+                continue
+            shown = "; ".join(f"{key}: {reason}" for key, reason in list(unreadable.items())[:SHOWN_IDS])
+            more = f"; and {len(unreadable) - SHOWN_IDS} more" if len(unreadable) > SHOWN_IDS else ""
+            if name == "train":
+                self.train = [problem for problem in problems if problem.id not in unreadable]
+                if not self.train:
+                    raise TepoError(
+                        f"data.name={self.task.name}: no gold answer can be read by reward.verifier="
+                        f"{self.judge.verifier} ({shown}{more})"
+                    )
+                self.dropped[f"gold answers that cannot be read: {shown}{more}"] = len(unreadable)
+            else:
+                self.notes += (f"nothing is correct for {len(unreadable)} held-out problems, {shown}{more}",)
 
     def render(self, problem: Problem) -> list[int]:
         """The token ids of a prompt."""
@@ -89,7 +125,9 @@ class Session:
         config = self.recipe.evaluation
         temperature = self.recipe.rollout.temperature if config.temperature is None else config.temperature
         limit = self.recipe.rollout.max_response_tokens
-        sampling = Sampling(0.0, limit) if greedy else Sampling(temperature, limit, config.top_p)
+        sampling = Sampling(temperature, limit, config.top_p, config.top_k, tuple(self.recipe.rollout.stop))
+        if greedy:
+            sampling = Sampling(0.0, limit, stop=sampling.stop)
         return evaluate(
             self.engine,
             self.judge,
@@ -104,6 +142,8 @@ class Session:
 
     def close(self) -> None:
         self.judge.close()
+        if self.owns_engine:
+            self.engine.close()
 
     def __enter__(self) -> Self:
         return self

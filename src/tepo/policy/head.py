@@ -1,7 +1,8 @@
 """From hidden states to what the objectives read, a chunk of tokens at a time.
 
 The matrix [tokens, vocabulary] never exists whole: each chunk's logits are made, reduced to one number a token and,
-where a gradient is wanted and there is more than one chunk, made again in the backward pass.
+where a gradient is wanted, made again in the backward pass. Log-prob and entropy, which every objective reads, have a
+backward pass of their own; the other outputs have autograd's.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 import copy
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
@@ -58,9 +61,17 @@ class Head:
         return dataclasses.replace(self, layer=copy.deepcopy(self.layer).requires_grad_(False))
 
     def __call__(self, hidden: Tensor) -> Tensor:
+        return self.scaled(self.project(hidden))
+
+    def project(self, hidden: Tensor) -> Tensor:
+        """What the layer itself gives."""
         with torch.autocast(hidden.device.type, enabled=False):
-            logits: Tensor = self.layer(hidden.to(next(self.layer.parameters()).dtype))
-        logits = logits if logits.dtype == torch.float64 else logits.float()
+            projected: Tensor = self.layer(hidden.to(next(self.layer.parameters()).dtype))
+        return projected
+
+    def scaled(self, projected: Tensor) -> Tensor:
+        """The logits, from what the layer gives."""
+        logits = projected if projected.dtype == torch.float64 else projected.float()
         if self.factor != 1:
             logits = logits * self.factor
         return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
@@ -86,6 +97,9 @@ def score_hidden(
     kl_target: head and hidden states [N, D] of another policy; gives exact_kl, with a gradient.
     """
     rows = max(1, CHUNK_ELEMENTS // vocabulary)
+    if not entropy_direction and top_entropy is None and kl_target is None:
+        trained = [parameter for parameter in head.layer.parameters() if parameter.requires_grad]
+        return HeadOutput(*_LogpAndEntropy.apply(head, temperature, rows, entropy_gradient, hidden, targets, *trained))
     recompute = torch.is_grad_enabled() and len(hidden) > rows
 
     def score(part: Tensor, ids: Tensor, other: Tensor | None) -> dict[str, Tensor]:
@@ -104,12 +118,102 @@ def score_hidden(
         return outputs
 
     chunks = []
-    for start in range(0, max(len(hidden), 1), rows):
-        part = slice(start, start + rows)
+    for part in _chunks(len(hidden), rows):
         other = None if kl_target is None else kl_target[1][part]
         arguments = (hidden[part], targets[part], other)
         chunks.append(checkpoint(score, *arguments, use_reentrant=False) if recompute else score(*arguments))
     return HeadOutput(**{name: torch.cat([chunk[name] for chunk in chunks]) for name in chunks[0]})
+
+
+class _LogpAndEntropy(torch.autograd.Function):
+    """(logp, entropy) [N] of tokens; keeps their hidden states and nothing of size V for the backward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        head: Head,
+        temperature: float,
+        rows: int,
+        entropy_gradient: bool,
+        hidden: Tensor,
+        targets: Tensor,
+        *trained: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        parts = []
+        for part in _chunks(len(hidden), rows):
+            log_probs = torch.log_softmax(head(hidden[part]) / temperature, dim=-1)
+            parts.append((log_probs.gather(-1, targets[part, None]).squeeze(-1), _entropy(log_probs)))
+        logp, entropy = (torch.cat(values) for values in zip(*parts, strict=True))
+        ctx.save_for_backward(hidden, targets, entropy, *trained)
+        ctx.head, ctx.temperature, ctx.rows = head, temperature, rows
+        if not entropy_gradient:
+            ctx.mark_non_differentiable(entropy)
+        ctx.set_materialize_grads(False)
+        return logp, entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        hidden, targets, entropy, *trained = ctx.saved_tensors
+        if all(gradient is None for gradient in gradients):
+            return (None,) * len(ctx.needs_input_grad)
+        sums = [torch.zeros_like(parameter) for parameter in trained]
+        of_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[4] else None
+        for part in _chunks(len(hidden), ctx.rows):
+            with torch.enable_grad():
+                states = hidden[part].detach().requires_grad_(of_hidden is not None)
+                projected = ctx.head.project(states)
+                leaf = projected.detach().requires_grad_()
+                logits = ctx.head.scaled(leaf) / ctx.temperature
+            slopes = _logit_gradient(
+                logits.detach(), targets[part], entropy[part], *(None if g is None else g[part] for g in gradients)
+            )
+            (slopes,) = torch.autograd.grad(logits, leaf, slopes)
+            with torch.autocast(hidden.device.type, enabled=False):
+                of_states = _through_layer(ctx.head.layer, states, projected, slopes, trained, sums)
+            if of_hidden is not None and of_states is not None:
+                of_hidden[part] = of_states
+        return None, None, None, None, of_hidden, None, *sums
+
+
+def _through_layer(
+    layer: nn.Module, states: Tensor, projected: Tensor, slopes: Tensor, trained: list[Tensor], sums: list[Tensor]
+) -> Tensor | None:
+    """Add to the sums of the trained parameters' gradients what these slopes [C, V] of the layer's output give.
+
+    -> the gradient of `states` [C, D], if they want one.
+    """
+    if type(layer) is nn.Linear:  # by hand, without another tensor of the size of the weight
+        for parameter, total in zip(trained, sums, strict=True):
+            if parameter.dim() == 2:
+                total.addmm_(slopes.T, states.to(total.dtype))
+            else:
+                total += slopes.sum(0)
+        return slopes @ layer.weight if states.requires_grad else None
+    wanted = [*trained, states] if states.requires_grad else trained
+    found = torch.autograd.grad(projected, wanted, slopes)
+    for total, share in zip(sums, found, strict=False):
+        total += share
+    return found[-1] if states.requires_grad else None
+
+
+def _logit_gradient(
+    logits: Tensor, targets: Tensor, entropy: Tensor, of_logp: Tensor | None, of_entropy: Tensor | None
+) -> Tensor:
+    """[C, V]: g (1[j = a] - p_j) - h p_j (log p_j + H), from the gradients g, h [C] of log-prob and entropy H."""
+    log_probs = torch.log_softmax(logits, dim=-1)
+    g = torch.zeros_like(entropy) if of_logp is None else of_logp
+    if of_entropy is None:
+        slopes = log_probs.exp_().mul_(-g[:, None])
+    else:
+        probs = log_probs.exp()
+        slopes = log_probs.add_(entropy[:, None]).mul_(-of_entropy[:, None]).sub_(g[:, None]).mul_(probs)
+    return slopes.scatter_add_(-1, targets[:, None], g[:, None])
+
+
+def _chunks(tokens: int, rows: int) -> list[slice]:
+    """At least one, which is empty where there are no tokens."""
+    return [slice(start, start + rows) for start in range(0, max(tokens, 1), rows)]
 
 
 def _entropy(log_probs: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,17 +15,8 @@ from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from tepo.errors import TepoError
 from tepo.policy.head import Head, HeadOutput, score_hidden
-
-
-@dataclass(frozen=True)
-class Row:
-    """A prompt and one response to it, as token ids; the response as it was sampled."""
-
-    prompt: Sequence[int]
-    response: Sequence[int]
-
-    def __len__(self) -> int:
-        return len(self.prompt) + len(self.response)
+from tepo.policy.packed import CannotPack, Packing, install, uninstall
+from tepo.policy.row import Row, check_rows
 
 
 @dataclass(frozen=True)
@@ -60,6 +52,10 @@ class Policy:
         self.temperature = temperature
         self.autocast = autocast
         disable_dropout(model)
+        if getattr(model.config.get_text_config(), "attn_logit_softcapping", None) is not None:
+            self.base.set_attn_implementation(
+                "eager"
+            )  # the sdpa of transformers leaves the cap out and does not say so
         # What is left of training mode is gradient checkpointing, which transformers leaves out of evaluation mode.
         model.train(self.base.is_gradient_checkpointing)
         self.end_tokens = end_tokens(model, tokenizer)
@@ -131,17 +127,49 @@ class Policy:
     def hidden_states(self, rows: Sequence[Row], decoder: nn.Module | None = None) -> tuple[Tensor, Tensor]:
         """States [N, D] that predict the N response tokens of `rows`, row after row, and the tokens' ids [N].
 
+        Rows with equal prompts share one pass over it, unless `unpacked_because` says why not.
         decoder: another decoder of the same shape (a critic's) in the place of the policy's own.
         """
-        ids, attention, predicts = _pad(rows, self.pad_token)
-        ids, attention, predicts = ids.to(self.device), attention.to(self.device), predicts.to(self.device)
-        states = (decoder or self.base.get_decoder())(
+        check_rows(rows)
+        targets = torch.tensor([token for row in rows for token in row.response], device=self.device)
+        decoder = decoder or self.base.get_decoder()
+        if self.unpacked_because is not None:
+            return self._padded_states(rows, decoder), targets
+        install(decoder)
+        return Packing.of(rows).hidden_states(decoder, self.device), targets
+
+    def _padded_states(self, rows: Sequence[Row], decoder: nn.Module) -> Tensor:
+        """The states [N, D] by way of one row a response, padded on the right."""
+        ids, attention, predicts = (x.to(self.device) for x in _pad(rows, self.pad_token))
+        states: Tensor = decoder(
             input_ids=ids,
             attention_mask=attention,
             position_ids=(attention.cumsum(-1) - 1).clamp(min=0),
             use_cache=False,
-        )
-        return states.last_hidden_state[predicts], ids.roll(-1, dims=1)[predicts]
+        ).last_hidden_state
+        return states[predicts]
+
+    @functools.cached_property
+    def unpacked_because(self) -> str | None:
+        """None if packed rows give what padded ones give, tried once; else why rows are padded and prompts repeated."""
+        tokens = [i % self.vocabulary for i in range(1, 9)]
+        prompts = tokens[:3], tokens[3:4]
+        rows = [Row(prompt, tokens[i:]) for i in (7, 0, 4) for prompt in prompts]
+        decoder = self.base.get_decoder()
+        try:
+            with self.evaluating(), torch.autocast(self.device.type, enabled=False):
+                install(decoder)
+                packed = Packing.of(rows).hidden_states(decoder, self.device)
+                padded = self._padded_states(rows, decoder)
+            if torch.allclose(packed, padded, rtol=1e-3, atol=1e-3 * float(padded.abs().max())):
+                return None
+            reason = "packed rows do not give what padded ones give"
+        except CannotPack as error:
+            reason = str(error)
+        except (TypeError, ValueError, LookupError, AttributeError, RuntimeError) as error:
+            reason = f"its decoder fails on packed rows ({type(error).__name__}: {error})"
+        uninstall(decoder)
+        return reason
 
     @contextlib.contextmanager
     def sampling(self) -> Iterator[None]:
@@ -176,6 +204,8 @@ class Policy:
 
     def check_head(self) -> None:
         """Compare `score` with the model's own logits on a few tokens, and with decoding after a left-padded prompt.
+
+        Packed rows are compared with padded ones before (`unpacked_because`).
 
         Raises TepoError when they differ: the model's output layer does something that tepo does not know of, or its
         positions or its cache do.
@@ -227,10 +257,6 @@ def _pad(rows: Sequence[Row], pad: int) -> tuple[Tensor, Tensor, Tensor]:
     attention = torch.zeros((len(rows), width), dtype=torch.long)
     predicts = torch.zeros((len(rows), width), dtype=torch.bool)
     for i, row in enumerate(rows):
-        if not len(row.prompt) or not len(row.response):
-            raise ValueError(
-                f"row {i}: {len(row.prompt)} prompt and {len(row.response)} response tokens; both need one"
-            )
         ids[i, : len(row)] = torch.tensor([*row.prompt, *row.response])
         attention[i, : len(row)] = 1
         predicts[i, len(row.prompt) - 1 : len(row) - 1] = True

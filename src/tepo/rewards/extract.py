@@ -28,6 +28,7 @@ _BARE_BOX = re.compile(r"[^\s$.,;]*")
 _HASHES = re.compile(r"#{4,}[ \t]*([^\n]*)")
 _ANSWER_IS = re.compile(r"\banswer\b(?:\*\*)?[ \t]*(?:is|are|:|=)(?:\*\*)?[ \t]*:?[ \t]*([^\n]*)", re.IGNORECASE)
 _CONNECTOR = re.compile(r"(?:\s|[,;$.]|\\quad|\\qquad|\\[,;:! ()\[\]]|\\text\s*\{\s*(?:and|or)\s*\}|\band\b|\bor\b)*")
+_JOINED = re.compile(r"[,;]|(?<![A-Za-z])(?:or|and)(?![a-z])")
 _MATHS = (
     re.compile(r"\$\$((?:[^$\\]|\\.){1,4000}?)\$\$", re.DOTALL),
     re.compile(r"(?<!\$)\$((?:[^$\\]|\\.){1,4000}?)\$(?![\d$])", re.DOTALL),
@@ -135,7 +136,7 @@ def is_bare(text: str) -> bool:
         return False
     if text.count("$") not in (0, 2) or ("$" in text.strip()[1:-1] and not text.strip().startswith("$$")):
         return False
-    if text.count("=") > 1 and "," not in text and ";" not in text and " or " not in text:
+    if text.count("=") > 1 and not _JOINED.search(text):
         return False
     words = [word for word in _PROSE_WORD.findall(_TEXT_MACRO.sub(" ", text)) if word.lower() not in FUNCTION_WORDS]
     return len(words) <= 2

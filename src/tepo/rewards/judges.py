@@ -8,15 +8,19 @@ from numbers import Real
 from typing import Any
 
 from tepo.data.problem import Problem
+from tepo.rewards.countdown import given_numbers, judge_countdown
 from tepo.rewards.exact import judge_exact
 from tepo.rewards.gym import FULL, judge_gym
+from tepo.rewards.integer import gold_integer, judge_integer
 from tepo.rewards.verdict import Status, Verdict, failed
 
 Judge = Callable[[str, Problem], Verdict]
 
-BUILT_IN = ("math", "exact", "gym")
+BUILT_IN = ("math", "integer", "countdown", "countdown_any", "exact", "gym")
 FORMAT = "format"
 """Not a verifier of answers: is the regular expression in `problem.answer` found in the response?"""
+GOLD = "gold:"
+"""Before a verifier's name: is the gold answer of `problem` one that it can compare with? The response is not read."""
 
 
 class VerifierError(Exception):
@@ -29,11 +33,19 @@ def load_judge(name: str, paths: Sequence[str] = ()) -> Judge:
     Raises:
         VerifierError: no such verifier, module or function.
     """
+    if name.startswith(GOLD):
+        return _gold_judge(name.removeprefix(GOLD))
     if name == "math":
         from tepo.rewards.maths import judge_math_here
 
-        judge_math_here("1", r"\frac{1}{2}")  # loads SymPy and the grammar now, not within the first answer's time
+        # Loads SymPy and the grammar now, and not within the first answer's time.
+        for answer, gold in (("1", r"\frac{1}{2}"), (r"\sqrt{2} x^2 - 1", r"(x-1)(x+1)"), ("(0, 1]", r"x < \pi")):
+            judge_math_here(answer, gold)
         return lambda response, problem: judge_math_here(response, problem.answer)
+    if name == "integer":
+        return lambda response, problem: judge_integer(response, problem.answer)
+    if name in ("countdown", "countdown_any"):
+        return lambda response, problem: judge_countdown(response, problem, every_number=name == "countdown")
     if name == "exact":
         return lambda response, problem: judge_exact(response, problem.answer)
     if name == "gym":
@@ -46,6 +58,28 @@ def load_judge(name: str, paths: Sequence[str] = ()) -> Judge:
         return _search
     function = import_function(name, paths, "verifier", BUILT_IN)
     return lambda response, problem: _as_verdict(function(response, problem), name)
+
+
+def _gold_judge(name: str) -> Judge:
+    """Whether a gold can be compared with, in words when not. Scorers that bring their own golds take any."""
+
+    def unreadable(problem: Problem) -> str:
+        gold = problem.answer
+        if name == "math":
+            from tepo.rewards.maths import readable_gold
+
+            return "" if readable_gold(gold) else f"{gold[:80]!r} is neither a number, nor words, nor LaTeX that parses"
+        if name in ("integer", "countdown", "countdown_any") and gold_integer(gold) is None:
+            return f"{gold[:80]!r} is not a whole number"
+        if name.startswith("countdown") and given_numbers(problem) is None:
+            return "there is no list of whole numbers (column nums)"
+        return "" if name != "exact" or gold.strip() else "it is empty"
+
+    def judge(response: str, problem: Problem) -> Verdict:
+        reason = unreadable(problem)
+        return failed(Status.ERROR, reason) if reason else Verdict(Status.CORRECT, 1.0, None, "the gold can be read")
+
+    return judge
 
 
 def _search(response: str, problem: Problem) -> Verdict:

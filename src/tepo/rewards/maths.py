@@ -6,6 +6,7 @@ issue 3407); they are off.
 """
 
 import logging
+import math
 import re
 from functools import lru_cache
 from typing import Any
@@ -17,7 +18,15 @@ from tepo.rewards.verdict import Status, Verdict, failed
 MAX_ANSWER = 2_000
 """Characters of an extracted answer; longer ones are not answers, and cost the parser much."""
 
-_WORDS = re.compile(r"[^\W\d_][\w\s.,'’()/:-]*")
+MAX_NESTING = 30
+"""Brackets in brackets: the parser takes exponential time for deep ones."""
+MAX_DIGITS = 10_000
+"""Decimal digits of a number that is computed; larger ones are compared by their form."""
+
+_BRACKETS = re.compile(r"\\[{}|]|[][(){}]")
+_LARGE_BINOMIAL = re.compile(r"\\[dt]?binom.*?(?:\d{5}|!)")
+"""The parser computes binomials while it reads, however large."""
+_WORDS = re.compile(r"(?:\d{1,2}:\d{2} )?[^\W\d_][\w\s.,'’()/:-]*")
 _ORDERED_NUMBERS = re.compile(r"\d{1,2}:\d{1,3}(?::\d{1,3})?")
 logging.getLogger("math_verify").setLevel(logging.CRITICAL)
 logging.getLogger("latex2sympy2_extended").setLevel(logging.CRITICAL)
@@ -33,20 +42,114 @@ def _parse(latex: str) -> tuple[Any, ...]:
     spelling = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none")
 
     one_line = " ".join(latex.split())
+    if not _nests_well(one_line) or _LARGE_BINOMIAL.search(one_line):
+        return ()
     readings = parse(
         f"${one_line}$",
         [LatexExtractionConfig(boxed_match_priority=-1, normalization_config=spelling)],
         fallback_mode="no_fallback",
         parsing_timeout=None,
     )
-    return tuple(readings)
+    return tuple(_with_imaginary_unit(reading) for reading in readings)
+
+
+def _nests_well(latex: str) -> bool:
+    """Whether every bracket has a partner, be it of another kind (`[0, 1)`, `]0, 1[`), and none is nested too deep."""
+    depth = deepest = braces = balance = 0
+    for bracket in _BRACKETS.findall(latex):
+        step = 1 if bracket in ("{", "(", "[", "\\{") else -1 if bracket in ("}", ")", "]", "\\}") else 0
+        balance += step
+        braces += step if bracket in "{}" else 0
+        if braces < 0:
+            return False
+        depth = max(0, depth + step)
+        deepest = max(deepest, depth)
+    return balance == 0 and braces == 0 and deepest <= MAX_NESTING
+
+
+def _digits(expression: Any) -> float:
+    """An upper bound of the decimal digits of the numbers that computing an expression makes; infinite past 10^6."""
+    import sympy
+
+    if not isinstance(expression, sympy.Basic):
+        return 0.0
+    if expression.is_Number:
+        return float(len(str(abs(expression.p)))) if expression.is_Rational else 20.0
+    inner = [_digits(argument) for argument in expression.args]
+    largest = max(inner, default=0.0)
+    if isinstance(expression, sympy.Mul):
+        return sum(inner)
+    if not isinstance(expression, sympy.Pow | sympy.exp | sympy.factorial | sympy.binomial | sympy.Sum | sympy.Product):
+        return largest + 1
+    driver = expression.args[-1] if isinstance(expression, sympy.Pow) else expression.args[0]
+    if not driver.is_number:
+        # A polynomial has no digits; a sum runs over its limits, which are among the numbers in it.
+        return math.inf if largest > 6 else largest * 10
+    if _digits(driver) > 6:
+        return math.inf
+    value = sympy.N(driver, 15)
+    if not value.is_finite:
+        return math.inf
+    times = abs(complex(value))
+    return max(1.0, inner[0]) * max(1.0, times) * (1.0 if isinstance(expression, sympy.Pow) else 6.0)
+
+
+def _with_imaginary_unit(reading: Any) -> Any:
+    """The parser leaves the i of `e^{i\\pi}` a variable: i is the imaginary unit in expressions and sets of them."""
+    import sympy
+
+    members = reading.args if isinstance(reading, sympy.FiniteSet) else (reading,)
+    if not all(isinstance(member, sympy.Expr) for member in members):
+        return reading
+    units = {symbol: sympy.I for symbol in reading.free_symbols if symbol.name == "i"}
+    return reading.xreplace(units) if units else reading
 
 
 def _compare(gold: tuple[Any, ...], answer: tuple[Any, ...]) -> bool:
     from math_verify import verify
 
+    if not gold:
+        return False  # words that are no LaTeX, and the answer is not the same words
+    if max(map(_digits, (*gold, *answer))) > MAX_DIGITS:
+        return bool(gold[0] == answer[0])
     equal = verify(list(gold), list(answer), float_rounding=6, strict=True, timeout_seconds=None)
-    return bool(equal) and _relatively_close(gold[0], answer[0])
+    if not equal:
+        return _equal_where_real(gold[0], answer[0])
+    return _relatively_close(gold[0], answer[0])
+
+
+def _equal_where_real(gold: Any, answer: Any) -> bool:
+    """Whether two expressions with roots are one real function: sqrt(1/n) and 1/sqrt(n) differ where neither is real.
+
+    Tried at rational points of all signs; where only one of them is real they differ.
+    """
+    import sympy
+
+    sides = (gold, answer)
+    if not all(isinstance(side, sympy.Expr) and not side.is_number and _has_root(side) for side in sides):
+        return False
+    names = sorted(gold.free_symbols | answer.free_symbols, key=str)
+    if len(names) > 3 or any(side.count_ops() > 60 for side in sides):
+        return False
+    met = 0
+    for point in range(16):
+        values = [
+            sympy.Rational(7 + 5 * point + 3 * k, 11 + k) * (-1 if point >> k & 1 else 1) for k in range(len(names))
+        ]
+        at = dict(zip(names, values, strict=True))
+        left, right = (sympy.N(side.xreplace(at), 20) for side in sides)
+        if not (left.is_extended_real or right.is_extended_real):
+            continue
+        if not (left.is_Float and right.is_Float and abs(left - right) <= 1e-12 * max(1, abs(left), abs(right))):
+            return False
+        met += 1
+    return met >= 2
+
+
+def _has_root(expression: Any) -> bool:
+    import sympy
+
+    return any(power.exp.is_Rational and power.exp.q % 2 == 0 for power in expression.atoms(sympy.Pow))
 
 
 def _relatively_close(gold: Any, answer: Any) -> bool:
@@ -74,6 +177,7 @@ def _is_phrase(text: str) -> bool:
     return _is_words(text) and bool(runs) and not any(run in FUNCTION_WORDS for run in runs)
 
 
+@lru_cache(maxsize=16_384)
 def readable_gold(gold: str) -> bool:
     """Whether a gold answer can be compared with anything: a number, words, or LaTeX that parses."""
     tidied = tidy(_gold_text(gold))
@@ -107,6 +211,7 @@ def judge_math_here(prediction: str, gold: str) -> Verdict:
     return _judge_answer(found.text, _gold_text(gold), found.rule)
 
 
+@lru_cache(maxsize=16_384)
 def _judge_answer(answer: str, gold: str, rule: str) -> Verdict:
     tidied, tidied_gold = tidy(answer), tidy(gold)
     if not tidied:

@@ -26,8 +26,9 @@ _UNIT_TEXT = r"\\(?:text|mathrm|mbox|textrm|rm)\s*\{(?!\s*[ei]\s*\})[^{}]*\}"
 _TRAILING_UNIT = re.compile(rf"(?<=[\d.}})i])\s*(?:(?:{_UNIT_TEXT}|(?:{_UNITS})\b){_POWER}\s*\.?\s*/?\s*)+$")
 _LETTER_UNIT = re.compile(rf"(?<=\d)\s*[mshglJKNWV]{_POWER}$")
 _CODE_FUNCTION = re.compile(
-    r"(?<![\\A-Za-z])(frac|dfrac|tfrac|sqrt|sin|cos|tan|sec|csc|cot|ln|log|exp|pi|cup|infty)(?![A-Za-z])"
+    r"(?<![\\A-Za-z])(frac|dfrac|tfrac|sqrt|arcsin|arccos|arctan|sin|cos|tan|sec|csc|cot|ln|log|exp|pi|cup|infty)(?![A-Za-z])"
 )
+_MODULE = re.compile(r"(?<![A-Za-z])(?:np|numpy|math|sympy)\.(?=[a-z])")
 _E_NOTATION = re.compile(r"(?<![\w.])([-+]?\d+(?:\.\d+)?)[eE]([-+]?\d{1,4})(?![\w.])")
 _THOUSANDS = re.compile(r"(?<![\d.,])(\d{1,3}(?:,\d{3})+)(?![\d,])")
 _SPACED_THOUSANDS = re.compile(r"[-+]?\d{1,3}(?: \d{3})+(?:\.\d+)?")
@@ -37,6 +38,23 @@ _PLAIN_NUMBER = re.compile(r"([-+]?)(\d+(?:\.\d*)?|\.\d+)(?:[eE]([-+]?\d{1,3}))?
 _PLAIN_FRACTION = re.compile(
     r"([-+]?)\s*(?:\\[dtc]?frac\s*\{\s*(-?\d+)\s*\}\s*\{\s*(-?\d+)\s*\}|\\[dtc]?frac\s*(\d)\s*(\d)|(\d+)\s*/\s*(\d+))"
 )
+_LETTER_UNIT_APART = re.compile(r"(?<=[\di])\s*\\[;:,]\s*m\s*\^\s*\{?\s*[23]\s*\}?$")
+_LEAD = re.compile(
+    r"^(?:\\approx(?![A-Za-z])\s*|(?:the\s+)?(?:general\s+)?solutions?\s*(?:is|are)?\s*:\s*)", re.IGNORECASE
+)
+_NO_SOLUTION = re.compile(
+    r"no\s+solutions?(?:\s*:\s*\\(?:emptyset|oslash|varnothing))?|\\oslash|\\varnothing", re.IGNORECASE
+)
+_CLOCK = re.compile(r"(?<=\d)\s*([ap])\.?\s*m\.?$", re.IGNORECASE)
+_WITH_INTERVAL = re.compile(r".*(?:[<>]|\\[lg]e|\\leqslant|\\geqslant)[^:]*:\s*(?=[(\[])", re.DOTALL)
+_SET_OF = re.compile(
+    r"\\\{\s*[A-Za-z]\s*(?:\||\\mid|:)([^{}|\\]*(?:\\(?:leq?|geq?|leqslant|geqslant|lt|gt|infty|sqrt|pi)[^{}|\\]*)+|[^{}|\\]*[<>][^{}|\\]*)\\\}"
+)
+_SHORT_FRACTION = re.compile(r"\\frac\s*(\\[A-Za-z]+|[A-Za-z0-9])\s*(\\[A-Za-z]+|[A-Za-z0-9])(?![A-Za-z])")
+_NAMED_SUBSCRIPT = re.compile(r"_\s*(?:\{\s*\\([A-Za-z]+)\s*\}|\\([A-Za-z]+))")
+_POINT_WITHOUT_DIGITS = re.compile(r"(?<=\d)\.(?=\s*[-+*/)}])")
+_PLUS_MINUS = re.compile(r"\\(pm|mp)(?![A-Za-z])")
+_NAME = re.compile(r"\s*([A-Za-z]\w?(?:\s*\(\s*[A-Za-z]\s*\))?)\s*=(?!=)\s*(.+)", re.DOTALL)
 _ARRAY = re.compile(r"[\[(]?\s*\\begin\{array\}\s*\{[^{}]*\}(.*?)\\end\{array\}\s*[\])]?", re.DOTALL)
 MAX_DIGITS = 400
 """Numbers with more digits are left to the parser: conversion to an integer is quadratic."""
@@ -48,7 +66,7 @@ def tidy(answer: str) -> str:
     text = text.replace("{,}", ",").replace(",\\!", ",").replace("\\$", "").replace("\\(", "").replace("\\)", "")
     text = text.replace("\\[", "") if text.lstrip().startswith("\\[") else text
     text = text.replace("$", " ").replace("\\tfrac", "\\frac").replace("\\dfrac", "\\frac").replace("\\cfrac", "\\frac")
-    text = _STYLE.sub("", _EMPTY_TEXT.sub("", text))
+    text = _LETTER_UNIT_APART.sub("", _STYLE.sub("", _EMPTY_TEXT.sub("", text)).strip())
     text = _JOINING_TEXT.sub(r" , ", text)
     text = _SPACES.sub(" ", text).strip().rstrip(".,;:").strip()
     text = text.removesuffix("\\]").removesuffix("\\").strip("*").strip()
@@ -59,6 +77,9 @@ def tidy(answer: str) -> str:
         text = shorter or text
     if _SPACED_THOUSANDS.fullmatch(text):
         text = text.replace(" ", "")
+    text = _CLOCK.sub(lambda match: f" {match.group(1).lower()}m", _LEAD.sub("", text, count=1))
+    if _NO_SOLUTION.fullmatch(text):
+        return "\\emptyset"
     return _join_thousands(text)
 
 
@@ -80,8 +101,14 @@ def as_latex(tidied: str) -> str:
     text = _JOINING_WORD.sub(" , ", text)
     text = re.sub(r"\s*,(?:\s*,)+\s*", ", ", text).replace(";", ",")
     text = _E_NOTATION.sub(r"\1 \\cdot 10^{\2}", text)
-    text = re.sub(r"\+\s*-", "- ", text)
+    text = re.sub(r"\+\s*-", "- ", _POINT_WITHOUT_DIGITS.sub("", text))
+    text = _SHORT_FRACTION.sub(r"\\frac{\1}{\2}", _WITH_INTERVAL.sub("", text))
+    text = _NAMED_SUBSCRIPT.sub(lambda match: f"_{{{match.group(1) or match.group(2)}}}", text)
+    text = re.sub(r"(?<![A-Za-z\\])E(?=\s*_)", r"\\epsilon ", text)  # the parser takes E for Euler's number alone
+    described = _SET_OF.fullmatch(text.strip())
+    text = described.group(1) if described else text
     text = re.sub(r"(?<=\d)i(?![A-Za-z])", " i", text)  # math-verify sees the imaginary unit only as a word
+    text = _MODULE.sub("", text)
     text = text.replace("**", "^").replace("*", " \\cdot ")
     text = text.replace(">=", "\\ge ").replace("<=", "\\le ").replace("!=", "\\ne ")
     text = _CODE_FUNCTION.sub(r"\\\1 ", text)
@@ -92,7 +119,43 @@ def as_latex(tidied: str) -> str:
             sign, whole, *parts = mixed.groups()
             top, bottom = (part for part in parts if part is not None)
             return f"{sign}({whole}+\\frac{{{top}}}{{{bottom}}})"
-    return text.strip()
+    return _as_list(text.strip())
+
+
+def _as_list(text: str) -> str:
+    """A list of answers plainly: `[x=1, y=2]` without brackets, `f(x)=1, f(x)=2` as `1, 2`, `1 \\pm i` as two."""
+    if text.startswith("\\{") and text.endswith("\\}"):
+        members = split_list(text[2:-2].strip())
+        return f"\\{{{', '.join(value for part in members for value in _both_signs(part))}\\}}"
+    parts = split_list(text)
+    if len(parts) == 1 and text[:1] in "[({" and text[-1:] in "])}":
+        inner = split_list(text[1:-1].strip())
+        parts = inner if all(_NAME.fullmatch(part) for part in inner) else parts
+    named = [_NAME.fullmatch(part) for part in parts]
+    if len(parts) > 1 and all(named) and len({match.group(1) for match in named if match}) == 1:
+        parts = [match.group(2) for match in named if match]
+    return ", ".join(value for part in parts for value in _both_signs(part))
+
+
+def _both_signs(part: str) -> list[str]:
+    """`a \\pm b` as `a + b` and `a - b`; all signs of one answer go together, `\\mp` against them."""
+    if not _PLUS_MINUS.search(part):
+        return [part]
+    upper = _PLUS_MINUS.sub(lambda match: "+" if match.group(1) == "pm" else "-", part)
+    lower = _PLUS_MINUS.sub(lambda match: "-" if match.group(1) == "pm" else "+", part)
+    return [upper, lower]
+
+
+def split_list(text: str) -> list[str]:
+    """The parts between commas that stand in no bracket; one part when brackets do not match."""
+    parts, depth, start = [], 0, 0
+    for index, character in enumerate(text):
+        depth += (character in "([{") - (character in ")]}")
+        if character == "," and depth == 0:
+            parts.append(text[start:index].strip())
+            start = index + 1
+    parts.append(text[start:].strip())
+    return parts if depth == 0 and all(parts) else [text]
 
 
 def as_text(tidied: str) -> str:

@@ -1,7 +1,7 @@
 """Judging in isolation. Model output is hostile text: it makes parsers hang, recurse, crash and eat memory.
 
-Each answer is judged in one of several worker processes, with a wall-clock limit here and limits on memory and
-processor time there. A worker that hangs or dies is killed and replaced; its answer gets the status `timeout` or
+Each answer is judged in one of several worker processes, with limits on processor time and memory there and on the wall
+clock here. A worker that hangs or dies is killed and replaced; its answer gets the status `timeout` or
 `error`, and the others go on meanwhile. There are no signals and no shared state: it works from any thread.
 """
 
@@ -19,20 +19,25 @@ from typing import Any, Self
 from tepo.data.problem import Problem
 from tepo.rewards.extract import MAX_REGION
 from tepo.rewards.gym import MAX_GYM_REGION
-from tepo.rewards.judges import FORMAT
-from tepo.rewards.process import WorkerDied, WorkerKilled, WorkerProcess, WorkerTimedOut
+from tepo.rewards.judges import BUILT_IN, FORMAT, GOLD
+from tepo.rewards.process import WorkerDied, WorkerKilled, WorkerProcess, WorkerSpent, WorkerTimedOut
 from tepo.rewards.verdict import Status, Verdict, failed
 from tepo.rewards.wire import encode
 
 MAX_CACHED = 20_000
+WALL_CLOCK = 4.0
+"""Times the time-out that an answer may take by the wall clock. Processor time is what is limited: on a busy machine,
+or while a model computes on all cores, an answer takes longer and is not worse for it."""
 _MAX_TEXT = 1_000_000
-_KEPT = {"math": MAX_REGION, "exact": MAX_REGION, "gym": MAX_GYM_REGION, FORMAT: _MAX_TEXT}
+_KEPT = {"gym": MAX_GYM_REGION} | dict.fromkeys(("math", "integer", "countdown", "countdown_any", "exact"), MAX_REGION)
+_BY_GOLD_ALONE = ("math", "integer", "exact", FORMAT, *(GOLD + name for name in ("math", "integer", "exact")))
+"""These read nothing else of a problem, and what they do not read must not part equal answers in the cache."""
 _REPEATABLE = (Status.CORRECT, Status.WRONG, Status.UNPARSABLE, Status.NO_ANSWER)
 
 
 @dataclass(frozen=True)
 class Request:
-    """One answer to judge: `verifier` is `math`, `exact`, `gym`, `module:function`, or `format` (a pattern)."""
+    """An answer to judge. `verifier`: of `judges.BUILT_IN`, `module:function`, `format` (a pattern), `gold:` + name."""
 
     verifier: str
     response: str
@@ -50,13 +55,14 @@ class JudgePool:
 
     Args:
         workers: how many processes, or None for one a core (at most 8).
-        timeout: seconds of wall clock for one answer.
+        timeout: seconds of processor time for one answer; `WALL_CLOCK` times as much by the clock.
         memory_mb: MiB that a worker may take.
     """
 
     def __init__(self, workers: int | None = None, timeout: float = 5.0, memory_mb: int = 2048) -> None:
         self.workers = auto_workers() if workers is None else workers
         self.timeout, self.memory_mb = timeout, memory_mb
+        self._spent = failed(Status.TIMEOUT, f"not judged after {timeout:g} s of processor time (reward.timeout)")
         self._idle: queue.LifoQueue[WorkerProcess | None] = queue.LifoQueue()
         for _ in range(self.workers):
             self._idle.put(None)
@@ -118,11 +124,21 @@ class JudgePool:
         self._remember({key: known[key] for key in waiting})
         return [known[key] for key in keys]
 
+    def unreadable_golds(self, verifier: str, problems: Sequence[Problem]) -> dict[str, str]:
+        """Why the gold of a problem can be compared with nothing, by the problem's id; readable golds are left out."""
+        if verifier not in BUILT_IN or verifier == "gym":
+            return {}
+        verdicts = self.judge([Request(GOLD + verifier, "", problem) for problem in problems])
+        return {
+            problem.id: verdict.detail
+            for problem, verdict in zip(problems, verdicts, strict=True)
+            if not verdict.correct
+        }
+
     def _frame(self, request: Request) -> bytes:
         problem = request.problem
         response = request.response[-_KEPT.get(request.verifier, _MAX_TEXT) :]
-        # These judge by the gold alone; what they do not read must not part equal answers in the cache.
-        whole = request.verifier not in ("math", "exact", FORMAT)
+        whole = request.verifier not in _BY_GOLD_ALONE
         message: dict[str, Any] = {
             "kind": "judge",
             "verifier": request.verifier,
@@ -157,11 +173,13 @@ class JudgePool:
             if frame is None:
                 usable = True
                 return failed(Status.NO_ANSWER, "loaded")
-            reply = worker.ask(frame, self.timeout)
+            reply = worker.ask(frame, WALL_CLOCK * self.timeout)
             usable = not reply["retire"]
             return Verdict(Status(reply["status"]), float(reply["score"]), reply["extracted"], reply["detail"])
+        except WorkerSpent:
+            return self._spent
         except WorkerTimedOut:
-            return failed(Status.TIMEOUT, f"not judged after {self.timeout:g} s (reward.timeout)")
+            return failed(Status.TIMEOUT, f"not judged after {WALL_CLOCK * self.timeout:g} s by the clock")
         except WorkerKilled:
             raise
         except (WorkerDied, KeyError, ValueError, TypeError) as error:
@@ -174,7 +192,7 @@ class JudgePool:
     def _remember(self, verdicts: dict[bytes, Verdict]) -> None:
         with self._lock:
             for key, verdict in verdicts.items():
-                if verdict.status in _REPEATABLE:
+                if verdict.status in _REPEATABLE or verdict is self._spent:
                     self._cache[key] = verdict
             while len(self._cache) > MAX_CACHED:
                 self._cache.popitem(last=False)

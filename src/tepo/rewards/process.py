@@ -21,6 +21,10 @@ class WorkerTimedOut(Exception):
     """No reply came in time."""
 
 
+class WorkerSpent(WorkerTimedOut):
+    """The process had used up its processor time: it would again, on a machine that is less busy too."""
+
+
 class WorkerDied(Exception):
     """The process ended, or sent what is not a reply."""
 
@@ -87,7 +91,7 @@ class WorkerProcess:
         """Send a request and wait for its reply, `timeout` seconds at most.
 
         Raises:
-            WorkerTimedOut, WorkerDied, WorkerKilled: the worker must be closed then; its pipes are out of step.
+            WorkerTimedOut, WorkerSpent, WorkerDied, WorkerKilled: the worker must be closed; its pipes are out of step.
         """
         deadline = time.monotonic() + timeout
         try:
@@ -122,12 +126,14 @@ class WorkerProcess:
             if not selector.select(max(0.0, deadline - time.monotonic())):
                 raise WorkerTimedOut
 
-    def _death(self) -> WorkerDied:
+    def _death(self) -> WorkerDied | WorkerTimedOut:
         """How the process ended, waiting a moment for it: a closed pipe comes just before the exit status."""
         try:
             code = self._process.wait(1.0)
         except subprocess.TimeoutExpired:
             return WorkerDied("it closed its pipe, or sent what is not a reply")
+        if code in (-signal.SIGPROF, -signal.SIGXCPU):
+            return WorkerSpent("processor time")
         if code == -signal.SIGKILL:
             return WorkerKilled("signal SIGKILL")
         return WorkerDied(f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}")

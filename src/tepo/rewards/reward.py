@@ -38,17 +38,20 @@ class Judged:
     formatted: list[bool | None]
     overlong: list[float]
 
-    def metrics(self) -> dict[str, float]:
-        """Means over the batch: reward, accuracy, share of each status, format and overlong where they are in use."""
-        count = max(1, len(self.verdicts))
-        out = {"reward": sum(self.rewards) / count, "accuracy": sum(self.correct) / count}
-        out |= {f"verdict/{status}": share for status, share in status_shares(self.verdicts).items()}
-        asked = [found for found in self.formatted if found is not None]
-        if asked:
-            out["formatted"] = sum(asked) / len(asked)
-        if any(self.overlong):
-            out["overlong"] = sum(self.overlong) / count
-        return out
+
+def reward_metrics(
+    verdicts: Sequence[Verdict], rewards: Sequence[float], formatted: Sequence[bool | None], overlong: Sequence[float]
+) -> dict[str, float]:
+    """Means over responses: reward, accuracy, share of each status, format and overlong where they are in use."""
+    count = max(1, len(verdicts))
+    out = {"reward": sum(rewards) / count, "accuracy": sum(verdict.correct for verdict in verdicts) / count}
+    out |= {f"verdict/{status}": share for status, share in status_shares(verdicts).items()}
+    asked = [found for found in formatted if found is not None]
+    if asked:
+        out["formatted"] = sum(asked) / len(asked)
+    if any(overlong):
+        out["overlong"] = sum(overlong) / count
+    return out
 
 
 def status_shares(verdicts: Sequence[Verdict]) -> dict[str, float]:
@@ -111,6 +114,23 @@ class RewardFunction:
     def close(self) -> None:
         """End the worker processes."""
         self._pool.close()
+
+    def unreadable_golds(self, problems: Sequence[Problem]) -> dict[str, str]:
+        """Ids of the problems whose gold answer the verifier cannot read, so that they can never pay, and why."""
+        return self._pool.unreadable_golds(self.verifier, problems)
+
+    def same_answers(self, pairs: Sequence[tuple[str, str]]) -> list[bool]:
+        """Whether the two answers (as extracted) of each pair are the same, judged by the verifier where it compares
+        answers with answers (math, integer), by their spelling otherwise."""
+        if self.verifier not in ("math", "integer"):
+            return [left.split() == right.split() for left, right in pairs]
+        verdicts = self._pool.judge(
+            [Request(self.verifier, f"\\boxed{{{left}}}", Problem("", "", right)) for left, right in pairs]
+        )
+        return [
+            verdict.correct or left.split() == right.split()
+            for verdict, (left, right) in zip(verdicts, pairs, strict=True)
+        ]
 
     def __call__(self, responses: Sequence[Response]) -> Judged:
         """Judge and price a batch; see `Judged`."""

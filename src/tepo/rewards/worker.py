@@ -1,12 +1,14 @@
 """A judging process: `python -m tepo.rewards.worker MEMORY_MB`. `tepo.rewards.pool` starts and watches it.
 
-It limits its own memory and, for each answer, its processor time; the wall clock is the parent's. It ends when
+It limits its own memory and, for each answer, its processor time: a timer of the kernel ends the process, whatever it
+is doing. The wall clock is the parent's. It ends when
 its standard input does, also in the middle of an answer, so no worker outlives its parent.
 """
 
 import os
 import queue
 import resource
+import signal
 import sys
 import threading
 from typing import Any
@@ -17,7 +19,7 @@ from tepo.rewards.verdict import Status, Verdict, failed
 from tepo.rewards.wire import HEADER, body_length, decode, encode
 
 _CPU_GRACE = 2
-"""Seconds of processor time beyond the time-out: the parent's clock comes first, this one when the parent is gone."""
+"""Seconds of processor time beyond the time-out, should a verifier stop the timer."""
 
 
 def _private_pipes() -> tuple[int, int]:
@@ -86,12 +88,15 @@ def _grown(mebibytes: int) -> bool:
 def _judged(judge: Judge, request: dict[str, Any], mebibytes: int) -> Verdict:
     problem = Problem(request["id"], request["prompt"], request["answer"], request["info"])
     _limit_cpu(request["timeout"])
+    signal.setitimer(signal.ITIMER_PROF, request["timeout"])
     try:
         return judge(request["response"], problem)
     except MemoryError:
         return failed(Status.ERROR, f"judging took more than {mebibytes} MiB (reward.memory_mb)")
     except BaseException as error:  # a verifier may raise anything, SystemExit too: it becomes the verdict
         return failed(Status.ERROR, f"{type(error).__name__}: {error!s:.300}")
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def main() -> None:

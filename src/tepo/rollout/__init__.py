@@ -1,6 +1,7 @@
 """Generating responses."""
 
 from tepo.rollout.engine import Engine, Response, Sampling
+from tepo.rollout.open import open_engine
 from tepo.rollout.transformers import TransformersEngine
 
-__all__ = ["Engine", "Response", "Sampling", "TransformersEngine"]
+__all__ = ["Engine", "Response", "Sampling", "TransformersEngine", "open_engine"]

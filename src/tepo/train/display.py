@@ -17,6 +17,7 @@ FIELDS = (
     ("approx_kl", "KL", "{:.1e}"),
     ("clip_fraction", "clip", "{:.1%}"),
     ("kl_mask_fraction", "mask", "{:.1%}"),
+    ("mismatch", "mismatch", "{:.0e}"),
     ("tokens_per_second", "tok/s", "{:.0f}"),
 )
 """Metric, label and format of what stands beside the bar."""

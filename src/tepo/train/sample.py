@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from tepo.config.recipe import Recipe
 from tepo.data import Problem, PromptStream
 from tepo.evaluate.accuracy import judgeable
 from tepo.policy import Row
-from tepo.rewards.reward import RewardFunction
+from tepo.rewards.reward import RewardFunction, reward_metrics
 from tepo.rewards.verdict import Verdict
 from tepo.rollout import Engine, Response, Sampling
 from tepo.seeds import derive_seed
@@ -41,6 +42,8 @@ class Sample:
     reward: float
     advantage: float = 0.0
     in_loss: bool = True
+    formatted: bool | None = None
+    overlong: float = 0.0
     prefix: int = 0
     shared: int = 0
     baseline: float | None = None
@@ -107,7 +110,7 @@ class Collector:
     """Samples, judges and prices rollouts.
 
     render: problem -> prompt token ids; decode: response token ids -> text. tracker: of what prompts earned before;
-    where there is one, the responses of a group share a prefix (SKPO).
+    where there is one, the responses of a group share a prefix (SKPO). seconds: what the last rollout took, by part.
     """
 
     recipe: Recipe
@@ -117,6 +120,7 @@ class Collector:
     render: Callable[[Problem], Sequence[int]]
     decode: Callable[[Sequence[int]], str]
     tracker: ValueTracker | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
 
     def collect(self, index: int) -> Rollout:
         """The rollout number `index`: prompts_per_rollout groups of responses_per_prompt responses.
@@ -125,6 +129,7 @@ class Collector:
         prompts, at most max_sampling_rounds times; what is then still missing is filled with such groups.
         """
         trainer = self.recipe.trainer
+        self.seconds.clear()
         kept: list[list[Sample]] = []
         spare: list[list[Sample]] = []
         for round_number in range(trainer.max_sampling_rounds if trainer.dynamic_sampling else 1):
@@ -151,9 +156,10 @@ class Collector:
     def _sample(self, problems: Sequence[Problem], seed: int) -> list[list[Sample]]:
         rollout = self.recipe.rollout
         prompts = [tuple(self.render(problem)) for problem in problems]
-        sampling = Sampling(rollout.temperature, rollout.max_response_tokens, rollout.top_p)
+        sampling = Sampling(rollout.temperature, rollout.max_response_tokens, rollout.top_p, stop=tuple(rollout.stop))
         count = self.recipe.trainer.responses_per_prompt
         cuts = [0] * len(prompts)
+        began = time.monotonic()
         if self.tracker is None:
             responses = self.engine.generate(prompts, count, sampling, seed)
         else:
@@ -163,7 +169,10 @@ class Collector:
             for problem, prompt, group in zip(problems, prompts, responses, strict=True)
             for response in group
         ]
+        sampled = time.monotonic()
         judged = self.reward([judgeable(problem, response, self.decode) for problem, _, response in flat])
+        for part, seconds in (("sampling", sampled - began), ("verdicts", time.monotonic() - sampled)):
+            self.seconds[part] = self.seconds.get(part, 0.0) + seconds
         samples = [
             Sample(
                 problem,
@@ -173,8 +182,12 @@ class Collector:
                 verdict,
                 reward,
                 in_loss=response.finished or not self.recipe.trainer.overlong_filtering,
+                formatted=formatted,
+                overlong=overlong,
             )
-            for (problem, prompt, response), verdict, reward in zip(flat, judged.verdicts, judged.rewards, strict=True)
+            for (problem, prompt, response), verdict, reward, formatted, overlong in zip(
+                flat, judged.verdicts, judged.rewards, judged.formatted, judged.overlong, strict=True
+            )
         ]
         made = [samples[i : i + count] for i in range(0, len(samples), count)]
         for group, cut in zip(made, cuts, strict=True):
@@ -206,9 +219,13 @@ def _measure(samples: list[Sample], groups: list[list[Sample]]) -> dict[str, flo
     count = len(samples)
     lengths = [len(sample.response.ids) for sample in samples]
     accuracies = [sum(sample.verdict.correct for sample in group) / len(group) for group in groups]
-    metrics = {
-        "reward": sum(sample.reward for sample in samples) / count,
-        "accuracy": sum(accuracies) / len(accuracies),
+    earned = reward_metrics(
+        [sample.verdict for sample in samples],
+        [sample.reward for sample in samples],
+        [sample.formatted for sample in samples],
+        [sample.overlong for sample in samples],
+    )
+    return earned | {
         "groups/all_correct": sum(accuracy == 1 for accuracy in accuracies) / len(groups),
         "groups/all_wrong": sum(accuracy == 0 for accuracy in accuracies) / len(groups),
         "groups/zero_variance": sum(len({sample.reward for sample in group}) == 1 for group in groups) / len(groups),
@@ -216,7 +233,3 @@ def _measure(samples: list[Sample], groups: list[list[Sample]]) -> dict[str, flo
         "response/tokens_max": max(lengths),
         "response/truncated": sum(not sample.response.finished for sample in samples) / count,
     }
-    for sample in samples:
-        key = f"verdict/{sample.verdict.status}"
-        metrics[key] = metrics.get(key, 0.0) + 1 / count
-    return metrics

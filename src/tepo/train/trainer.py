@@ -25,10 +25,11 @@ from tepo.policy import Policy, load_model
 from tepo.policy.head import Head
 from tepo.rewards.steps import load_process_reward
 from tepo.seeds import derive_seed
-from tepo.train import checkpoint
+from tepo.train import checkpoint, mismatch
 from tepo.train.credit import ProcessScorer
 from tepo.train.critic import Critic
 from tepo.train.display import Display, accuracy_text, final_table
+from tepo.train.mismatch import Correction
 from tepo.train.run_folder import RunFolder
 from tepo.train.sample import Collector, Rollout
 from tepo.train.tracker import ValueTracker
@@ -76,7 +77,7 @@ class Trainer:
         )
         self.updater = Updater(
             session.policy, self.objective, recipe.trainer, self._reference(), backward=self.accelerator.backward,
-            critic=self._critic(), process=self._process(),
+            critic=self._critic(), process=self._process(), correction=Correction.of(recipe.rollout),
         )  # fmt: skip
         self.tracker = ValueTracker() if "baseline" in self.objective.reads else None
         self.stream = PromptStream(session.train, derive_seed(recipe.seed, "prompts"))
@@ -87,6 +88,7 @@ class Trainer:
         self.rollout: Rollout | None = None
         self.evaluations: list[dict[str, Any]] = []
         self.skipped = 0
+        self.warned = False
         self.tokens = 0
         self.seconds: dict[str, float] = {}
 
@@ -107,6 +109,7 @@ class Trainer:
             began, first_token = time.monotonic(), self.tokens
             while self.step < config.trainer.steps:
                 metrics = self._one_step()
+                self._warn_of_mismatch(metrics, display)
                 metrics["tokens_per_second"] = (self.tokens - first_token) / (time.monotonic() - began)
                 self._log(metrics, display)
                 last = self.step == config.trainer.steps
@@ -144,8 +147,11 @@ class Trainer:
 
     def _new_rollout(self, index: int) -> None:
         updates = self.recipe.trainer.updates_per_rollout
+        with self._timed("weights"):
+            self.session.engine.update_weights()
         with self._timed("rollout"):
             self.rollout = self.collector.collect(index)
+        self.seconds |= self.collector.seconds
         with self._timed("old_scores"):
             parts = [self.rollout.minibatch(update, updates) for update in range(updates)]
             self.updater.prepare(self.rollout.samples, parts)
@@ -161,6 +167,7 @@ class Trainer:
     def _evaluate(self, display: Display, *, greedy: bool = False) -> None:
         """Sampled accuracy, and greedy beside it, into eval.json; responses into evaluations/."""
         entry: dict[str, Any] = {"step": self.step}
+        self.session.engine.update_weights()
         for kind in ("sampled", "greedy") if greedy else ("sampled",):
             result = self.session.evaluate(greedy=kind == "greedy")
             entry[kind] = result.summary()
@@ -175,6 +182,13 @@ class Trainer:
         self.folder.append_metrics(metrics)
         self.accelerator.log({key: value for key, value in metrics.items() if key != "step"}, step=self.step)
         display.step(metrics)
+
+    def _warn_of_mismatch(self, metrics: dict[str, float], display: Display) -> None:
+        """Once a run."""
+        message = None if self.warned else mismatch.warning(self.objective, metrics, self.recipe.rollout)
+        if message is not None:
+            self.warned = True
+            display.note(f"note: {message}", "yellow")
 
     def _due(self, every: int | None) -> bool:
         return every is not None and self.step % every == 0
@@ -234,7 +248,10 @@ class Trainer:
             display.note(f"resumed from {start}")
         for reason, count in self.session.dropped.items():
             display.note(f"left out: {count} problems ({reason})", "yellow")
-        for message in degenerate_settings(recipe):
+        unpacked = self.session.policy.unpacked_because
+        if unpacked is not None:
+            display.note(f"note: each prompt is computed once a response and rows are padded: {unpacked}", "yellow")
+        for message in (*self.session.notes, *degenerate_settings(recipe)):
             display.note(f"note: {message}", "yellow")
 
     def _save(self) -> Path:

@@ -18,6 +18,7 @@ from tepo.policy.policy import TokenScores
 from tepo.train.credit import set_advantages, shared_tokens
 from tepo.train.critic import Critic
 from tepo.train.microbatch import plan_microbatches
+from tepo.train.mismatch import Correction, measure, sampled_logps
 from tepo.train.sample import Sample, fill, stack
 
 Backward = Callable[[Tensor], None]
@@ -30,7 +31,7 @@ class Updater:
     """Turns mini-batches of samples into optimizer steps on a policy.
 
     reference: the frozen policy, needed when `objective.needs_reference`. critic: needed when the objective trains one.
-    process: fills in process rewards, for an objective that reads them.
+    process: fills in process rewards, for an objective that reads them. correction: of advantages.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Updater:
         backward: Backward = torch.Tensor.backward,
         critic: Critic | None = None,
         process: Callable[[Sequence[Sample]], None] | None = None,
+        correction: Correction | None = None,
     ) -> None:
         self.policy = policy
         self.objective = objective
@@ -50,6 +52,7 @@ class Updater:
         self.backward = backward
         self.critic = critic
         self.process = process
+        self.correction = correction or Correction()
         self.parameters = [parameter for parameter in policy.model.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(
             _decay_groups(policy, config.weight_decay), lr=config.learning_rate, betas=config.betas, fused=True
@@ -129,7 +132,7 @@ class Updater:
             out = self.objective(batch, totals)
             self.backward(out.loss)
             parts.append((out.metrics, out.num_tokens))
-            mismatches.append((_mismatch(batch, part), batch.num_tokens))
+            mismatches.append((measure(self.objective, batch, sampled_logps(part, batch.old_logp)), batch.num_tokens))
         metrics = combine_metrics(parts) | combine_metrics(mismatches)
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm)) if active else 0.0
         finite = math.isfinite(norm)
@@ -155,8 +158,9 @@ class Updater:
 
     def _microbatches(self, samples: Sequence[Sample]) -> list[list[Sample]]:
         together = [sample.group for sample in samples] if self.objective.surrogate.pairs else None
-        lengths = [len(sample.row) for sample in samples]
-        plan = plan_microbatches(lengths, self.config.tokens_per_microbatch, together)
+        padded = self.policy.unpacked_because is not None
+        rows = [sample.row for sample in samples]
+        plan = plan_microbatches(rows, self.config.tokens_per_microbatch, together, padded=padded)
         return [[samples[i] for i in part] for part in plan]
 
     def _totals(self, counted: Sequence[Sample], active: Sequence[Sample]) -> Totals:
@@ -190,12 +194,15 @@ class Updater:
             dtype = scores.logp.dtype if isinstance(values[0], float) else torch.long
             return torch.tensor(values, dtype=dtype).repeat_interleave(lengths).to(device)
 
+        old_logp = scores.logp.detach() if old_logp is None else old_logp
+        sequence = per_token(range(len(samples)))
+        advantages = per_token([s.advantage for s in samples]) if token_advantages is None else token_advantages
         return TokenBatch(
             logp=scores.logp,
-            old_logp=scores.logp.detach() if old_logp is None else old_logp,
-            sequence=per_token(range(len(samples))),
+            old_logp=old_logp,
+            sequence=sequence,
             group=torch.tensor([sample.group for sample in samples], device=device),
-            advantages=per_token([s.advantage for s in samples]) if token_advantages is None else token_advantages,
+            advantages=self.correction(advantages, old_logp, sampled_logps(samples, old_logp), sequence),
             entropy=scores.entropy,
             old_entropy=scores.entropy.detach() if old_entropy is None else old_entropy,
             ref_logp=stack(samples, "ref_logp"),
@@ -245,10 +252,3 @@ def _decay_groups(policy: Policy, weight_decay: float) -> list[dict[str, object]
         {"params": [parameter for parameter in trained if parameter.dim() >= 2], "weight_decay": weight_decay},
         {"params": [parameter for parameter in trained if parameter.dim() < 2], "weight_decay": 0.0},
     ]
-
-
-def _mismatch(batch: TokenBatch, samples: Sequence[Sample]) -> dict[str, float]:
-    """How far the log-probs under which tokens were sampled are from the recomputed ones."""
-    sampled = torch.tensor([logp for sample in samples for logp in sample.sampled_logps], device=batch.old_logp.device)
-    difference = (batch.old_logp - sampled).abs()
-    return {"mismatch": float(difference.mean()), "mismatch_max": float(difference.max())}

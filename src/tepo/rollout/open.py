@@ -1,0 +1,20 @@
+"""The engine that a recipe names."""
+
+from tepo.config.recipe import Recipe
+from tepo.policy import Policy
+from tepo.rollout.engine import Engine
+from tepo.rollout.transformers import TransformersEngine
+
+
+def open_engine(recipe: Recipe, policy: Policy, prompt_limit: int) -> Engine:
+    """An engine that samples with a policy. prompt_limit: tokens of the longest prompt.
+
+    Raises TepoError for one that is not installed.
+    """
+    rollout = recipe.rollout
+    if rollout.engine == "vllm":
+        from tepo.rollout.vllm import VllmEngine
+
+        length = rollout.vllm_max_length or prompt_limit + rollout.max_response_tokens
+        return VllmEngine(policy, recipe.model.dtype, length, rollout.vllm_memory)
+    return TransformersEngine(policy, rollout.batch_size, rollout.cache_tokens)
