@@ -1,4 +1,4 @@
-"""What `import verl` finds of ours, verl's advantages and rewards through us, and what is said when something is missing.
+"""What `import verl` finds of ours, verl's advantages and rewards through us, and what is said of what is missing.
 
 Runs where verl 0.9 is installed (.ci/differential).
 """
@@ -82,9 +82,7 @@ def test_every_objective_is_carried_or_has_a_reason() -> None:
 
 
 def actor(loss: PolicyLossConfig, **settings: Any) -> FSDPActorConfig:
-    config = FSDPActorConfig(
-        strategy="fsdp", rollout_n=3, ppo_micro_batch_size_per_gpu=1, policy_loss=loss, **settings
-    )
+    config = FSDPActorConfig(strategy="fsdp", rollout_n=3, ppo_micro_batch_size_per_gpu=1, policy_loss=loss, **settings)
     config.global_batch_info.update(dp_size=2, batch_num_tokens=40, global_batch_size=12, loss_scale_factor=None)
     return config
 
@@ -188,7 +186,7 @@ def test_what_the_batch_lacks_is_named_with_verls_key(mode: str, without: str, k
 
 @pytest.mark.parametrize("mode", [mode for mode in MODES if not verl_names()[mode].advantage.needs])
 def test_advantages_through_verl_are_ours(mode: str) -> None:
-    """verl's compute_advantage with our estimator: groups in any order, a response that is alone, one without tokens."""
+    """verl's compute_advantage with our estimator: groups in any order, a response alone, one without tokens."""
     from verl import DataProto
 
     ray_trainer = pytest.importorskip("verl.trainer.ppo.ray_trainer")

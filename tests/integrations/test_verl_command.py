@@ -94,8 +94,9 @@ def test_verl_accepts_the_command(name: str, more: list[str]) -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        "plain", "with space", "it's", r"back\slash", r"ends with \\"[:-1], r"\\boxed\{.+\}", "a=b", "[x]", "{y: 1}", "true",
-        "null", "1e-6", "12", "comma,", "", "ü", "nan", "x#y", "'", r"\'", 0.1, 1e-6, -3, True, None, [1, "a b"],
+        "plain", "with space", "it's", r"back\slash", r"ends with \\"[:-1], r"\\boxed\{.+\}", "a=b", "[x]", "{y: 1}",
+        "true", "null", "1e-6", "12", "comma,", "", "ü", "nan", "x#y", "'", r"\'", 0.1, 1e-6, -3, True, None,
+        [1, "a b"],
         {"beta": 0.5, "target": "old", "none": None},
     ],
     ids=repr,
@@ -113,15 +114,20 @@ CHANGED: dict[str, Any] = {
     "reward.verifier": "exact", "reward.correct": 2.0, "reward.wrong": -1.0, "reward.partial": True,
     "reward.process": "my:process", "reward.missing_end": -10.0, "reward.format": FormatReward(),
     "reward.overlong": OverlongPunishment(), "reward.timeout": 2.0, "reward.memory_mb": 512, "reward.workers": 3,
-    "rollout.max_response_tokens": 256, "rollout.temperature": 0.9, "rollout.batch_size": 8, "trainer.steps": 800,
+    "rollout.max_response_tokens": 256, "rollout.temperature": 0.9, "rollout.batch_size": 8,
+    "rollout.engine": "transformers", "rollout.cache_tokens": 512, "rollout.stop": ["x"],
+    "rollout.correction": "truncated",
+    "rollout.correction_cap": 3.0, "rollout.vllm_memory": 0.3, "rollout.vllm_max_length": 9500, "trainer.steps": 800,
     "trainer.prompts_per_rollout": 128, "trainer.responses_per_prompt": 16, "trainer.updates_per_rollout": 2,
     "trainer.tokens_per_microbatch": 30000, "trainer.learning_rate": 2e-6, "trainer.critic_learning_rate": 1e-5,
     "trainer.warmup_steps": 16, "trainer.schedule": "cosine", "trainer.weight_decay": 0.1, "trainer.betas": (0.8, 0.9),
     "trainer.max_grad_norm": 0.5, "trainer.dynamic_sampling": True, "trainer.max_sampling_rounds": 3,
     "trainer.overlong_filtering": True, "evaluation.every": 160, "evaluation.samples": 3, "evaluation.temperature": 0.3,
-    "evaluation.top_p": 0.7, "evaluation.greedy": True, "evaluation.before": False, "evaluation.after": False,
+    "evaluation.top_p": 0.7,
+    "evaluation.top_k": 20, "evaluation.save_every": 3, "evaluation.greedy": True, "evaluation.before": False,
+    "evaluation.after": False,
     "checkpoint.every": 240, "checkpoint.keep": 9, "verl.nodes": 2, "verl.gpus_per_node": 4, "verl.tensor_parallel": 4,
-    "verl.sequence_parallel": 4, "verl.rollout_memory": 0.4, "verl.offload": True, "verl.overrides": ["trainer.x=1"],
+    "verl.sequence_parallel": 4, "verl.offload": True, "verl.overrides": ["trainer.x=1"],
     "trackers": ["wandb"],
 }  # fmt: skip
 """Every key of a recipe with another value than that of tepo-qwen2.5-7b."""
@@ -132,8 +138,8 @@ BY_THE_DATA = {
 }  # fmt: skip
 """Those that decide which problems are written as Parquet, and how they are asked."""
 
-FIXED = {"rollout.engine", "rollout.top_p"}
-"""Those with one possible value."""
+FIXED = {"rollout.top_p"}
+"""One value is possible."""
 
 
 def keys(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
@@ -156,7 +162,7 @@ def changed(recipe: Recipe, key: str, value: Any) -> Recipe:
 @pytest.mark.parametrize("key", sorted(set(keys(Recipe)) - BY_THE_DATA - FIXED))
 def test_no_key_is_dropped(key: str) -> None:
     """Changing a key changes the command, or is refused with the key's name."""
-    recipe = load_recipe("tepo-qwen2.5-7b")
+    recipe = load_recipe("tepo-qwen2.5-7b", ["rollout.correction=truncated"] if key.endswith("_cap") else [])
     other = changed(recipe, key, CHANGED[key])
     assert other != recipe
     try:
@@ -164,7 +170,7 @@ def test_no_key_is_dropped(key: str) -> None:
     except TepoError as error:
         assert key in str(error)  # noqa: PT017
         refused = key in WITHOUT_COUNTERPART or key in ("model.device", "data.template")
-        assert refused or key in ("evaluation.greedy", "evaluation.after")
+        assert refused or key in ("rollout.engine", "evaluation.greedy", "evaluation.after")
 
 
 @pytest.mark.parametrize(
@@ -180,8 +186,14 @@ def test_no_key_is_dropped(key: str) -> None:
         (["trainer.tokens_per_microbatch=9000"], ["trainer.tokens_per_microbatch = 9000", "9216"]),
         (["verl.gpus_per_node=7"], ["responses", "28 ranks"]),
         (["verl.tensor_parallel=3"], ["verl.tensor_parallel = 3"]),
-        (["reward.overlong.max_length=4096", "reward.overlong.cache=64"], ["reward.overlong.max_length = 4096", "8192"]),
+        (
+            ["reward.overlong.max_length=4096", "reward.overlong.cache=64"],
+            ["reward.overlong.max_length = 4096", "8192"],
+        ),
         (["model.name=embedded"], ["model.name", "folder"]),
+        (["rollout.correction=mask"], ["rollout.correction", "denominators"]),
+        (["objective=gtpo", "rollout.correction=truncated"], ["rollout.correction", "gtpo"]),
+        (["rollout.vllm_max_length=9000"], ["rollout.vllm_max_length = 9000", "9216"]),
     ],
 )
 def test_faults_are_named(overrides: list[str], named: list[str]) -> None:

@@ -1,7 +1,7 @@
 """An optimizer step in verl's actor worker gives the loss and the gradient of ours, on the same tokens and weights.
 
-verl's ActorRolloutRefWorker, its FSDP2 engine and `update_actor` run on the CPU with gloo, in fp32, on nested tensors cut
-into micro-batches (verl_cpu.py says what stands in for a GPU). Runs where verl 0.9 and Ray are (.ci/differential).
+verl's ActorRolloutRefWorker, its FSDP2 engine and `update_actor` run on the CPU with gloo, in fp32, on nested tensors
+cut into micro-batches (verl_cpu.py says what stands in for a GPU). Runs where verl 0.9 and Ray are (.ci/differential).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def rollout(objective: str, options: dict[str, Any]) -> list[dict[str, Any]]:
-    """Responses of the embedded model with a reward that varies in every group, and what verl's trainer adds to them."""
+    """Responses of the embedded model, a reward that varies in every group, and what verl's trainer adds to them."""
     model, tokenizer = load_model(ModelConfig(), trainable=False)
     torch.manual_seed(1)
     problems, _ = generate(0, train=PROMPTS, test=1)
@@ -90,7 +90,11 @@ def settings(folder: Path, name: str, options: dict[str, Any]) -> list[str]:
         f"{actor}.use_kl_loss={'ref_logp' in needs}",
         f"{actor}.policy_loss._target_=tepo.integrations.verl.losses.ObjectiveLossConfig",
         f"{actor}.policy_loss.loss_mode={name if name.startswith('tepo') else 'tepo_' + name}",
-        *(f"++{actor}.policy_loss.options.{key}={value}" for key, value in options.items() if not isinstance(value, dict)),
+        *(
+            f"++{actor}.policy_loss.options.{key}={value}"
+            for key, value in options.items()
+            if not isinstance(value, dict)
+        ),
         *(
             f"++{actor}.policy_loss.options.{key}.{inner}={value}"
             for key, section in options.items()
@@ -164,8 +168,9 @@ def in_our_trainer(
     """Loss and gradient of our own Updater. fresh: the policy still is the one that sampled."""
     model, tokenizer = load_model(ModelConfig())
     model.load_state_dict(weights, strict=False)
+    config = TrainerConfig(max_grad_norm=1e9, tokens_per_microbatch=60)
     updater = Updater(
-        Policy(model, tokenizer), get_objective(name, **options), TrainerConfig(max_grad_norm=1e9, tokens_per_microbatch=60),
+        Policy(model, tokenizer), get_objective(name, **options), config,
         reference=Policy(load_model(ModelConfig(), trainable=False)[0], tokenizer),
     )  # fmt: skip
     samples = []
@@ -173,11 +178,17 @@ def in_our_trainer(
         ids = tuple(row["response"].tolist())
         samples.append(
             Sample(
-                Problem("", "", ""), row["group"], tuple(row["prompt"].tolist()), Response(ids, (0.0,) * len(ids), True),
-                Verdict(Status.CORRECT, 1.0), 0.0, old_logp=None if fresh else row["old_log_probs"],
-                old_entropy=None if fresh else row["old_entropy"], ref_logp=row.get("ref_log_prob"),
+                Problem("", "", ""),
+                row["group"],
+                tuple(row["prompt"].tolist()),
+                Response(ids, (0.0,) * len(ids), True),
+                Verdict(Status.CORRECT, 1.0),
+                0.0,
+                old_logp=None if fresh else row["old_log_probs"],
+                old_entropy=None if fresh else row["old_entropy"],
+                ref_logp=row.get("ref_log_prob"),
                 token_advantages=row["advantages"],
-            )  # fmt: skip
+            )
         )
     found: list[dict[str, torch.Tensor]] = []
     updater.optimizer.step = lambda *_: found.append(  # type: ignore[method-assign, assignment]

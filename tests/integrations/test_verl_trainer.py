@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-for module in ("verl", "ray", "transfer_queue"):
-    pytest.importorskip(module, reason=f"{module} is not installed: .ci/differential has an environment with it")
+pytest.importorskip("verl", reason="verl is not installed: .ci/differential has an environment with it")
+pytest.importorskip("ray", reason="Ray is not installed: .ci/differential has an environment with it")
+pytest.importorskip("transfer_queue", reason="TransferQueue is not installed: .ci/differential has it")
 
 from test_verl_engine import MASKED, MINI_BATCH, flat, free_port, in_our_trainer, rollout, settings
 

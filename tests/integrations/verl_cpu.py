@@ -2,8 +2,8 @@
 
     python verl_cpu.py INPUT OUTPUT      as rank RANK of WORLD_SIZE
 
-What is not verl's here: a platform for the CPU (verl takes platforms as plugins and brings none for it) and the engine's
-entry for that device in verl's registry. Worker, engine, FSDP2, nested tensors and micro-batches are verl's.
+What is not verl's here: a platform for the CPU (verl takes platforms as plugins and brings none for it) and the
+engine's entry for that device in verl's registry. Worker, engine, FSDP2, nested tensors and micro-batches are verl's.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any
 os.environ["VERL_PLATFORM"] = "cpu"
 sys.modules["trl"] = None  # type: ignore[assignment]  # verl 0.9.1's engine fails where a TRL newer than it knows is there
 
-import torch
-from verl.plugin.platform.platform_base import PlatformBase
-from verl.plugin.platform.platform_manager import PlatformRegistry
+import torch  # noqa: E402
+from verl.plugin.platform.platform_base import PlatformBase  # noqa: E402
+from verl.plugin.platform.platform_manager import PlatformRegistry  # noqa: E402
 
 CPU_MODULE: Any = ModuleType("torch_cpu_as_a_device")
 CPU_MODULE.__dict__.update(torch.cpu.__dict__)
@@ -98,17 +98,16 @@ class PlatformCPU(PlatformBase):
         return None
 
 
-from omegaconf import OmegaConf
-from tensordict import TensorDict
-from verl.utils import tensordict_utils as tu
-from verl.utils.config import omega_conf_to_dataclass
-from verl.workers.engine.base import EngineRegistry
-from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
-from verl.workers.engine_workers import ActorRolloutRefWorker
-from verl.workers.utils.padding import response_from_nested
+from tensordict import TensorDict  # noqa: E402
+from verl.utils import tensordict_utils as tu  # noqa: E402
+from verl.utils.config import omega_conf_to_dataclass  # noqa: E402
+from verl.workers.engine.base import EngineRegistry  # noqa: E402
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead  # noqa: E402
+from verl.workers.engine_workers import ActorRolloutRefWorker  # noqa: E402
+from verl.workers.utils.padding import response_from_nested  # noqa: E402
 
-from tepo.integrations.verl.losses import ObjectiveLoss
-from tepo.integrations.verl.settings import objective_of
+from tepo.integrations.verl.losses import ObjectiveLoss  # noqa: E402
+from tepo.integrations.verl.settings import objective_of  # noqa: E402
 
 EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device="cpu")(FSDPEngineWithLMHead)
 
@@ -188,8 +187,8 @@ def run(case: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
     mini = case["mini_batch"]
     actor = config.actor_rollout_ref.actor
     tu.assign_non_tensor(
-        data, calculate_entropy=actor.calculate_entropy, global_batch_size=mini, mini_batch_size=mini, epochs=1, seed=42,
-        dataloader_kwargs={"shuffle": False}, temperature=temperature, distillation_use_topk=False,
+        data, calculate_entropy=actor.calculate_entropy, global_batch_size=mini, mini_batch_size=mini, epochs=1,
+        seed=42, dataloader_kwargs={"shuffle": False}, temperature=temperature, distillation_use_topk=False,
         distillation_only=False,
     )  # fmt: skip
     output = worker.update_actor(data)

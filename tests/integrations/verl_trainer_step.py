@@ -2,8 +2,8 @@
 
     python verl_trainer_step.py INPUT OUTPUT
 
-The data lie in a real TransferQueue on a local Ray; the actor worker of verl_cpu.py takes them from there. Not here: vLLM,
-which samples, and Ray's worker groups, in whose place the one worker is called directly.
+The data lie in a real TransferQueue on a local Ray; the actor worker of verl_cpu.py takes them from there. Not here:
+vLLM, which samples, and Ray's worker groups, in whose place the one worker is called directly.
 """
 
 from __future__ import annotations

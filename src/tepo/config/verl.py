@@ -12,7 +12,6 @@ class VerlConfig(Section):
     gpus_per_node: int = Field(8, ge=1)
     tensor_parallel: int = Field(1, ge=1, description="GPUs that one vLLM engine is spread over")
     sequence_parallel: int = Field(1, ge=1, description="GPUs that share one sequence in training (Ulysses)")
-    rollout_memory: float = Field(0.6, gt=0, lt=1, description="share of a GPU's memory that vLLM takes when it samples")
     offload: bool = Field(False, description="keep weights and optimizer state in the machine's memory between uses")
     overrides: list[str] = Field(
         default_factory=list, description="further `key=value` of verl's own configuration, put last"

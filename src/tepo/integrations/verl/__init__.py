@@ -4,7 +4,7 @@ One key, with verl's own trainer, for objectives that read log-probs and advanta
 
     actor_rollout_ref.actor.policy_loss.loss_mode=tepo_dapo algorithm.adv_estimator=tepo_dapo
 
-With the trainer of `trainer`, which hands the loss old and new entropies and the reference, for all that verl can carry:
+With the trainer of `trainer`, whose loss has old and new entropies and the reference too, for all that verl can carry:
 
     trainer.v1.trainer_mode=tepo actor_rollout_ref.actor.policy_loss.loss_mode=tepo algorithm.adv_estimator=tepo
     actor_rollout_ref.actor.calculate_entropy=True

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from tepo.config.recipe import Recipe
 from tepo.errors import TepoError
-from tepo.integrations.versions import check_version
+from tepo.integrations.verl.estimate import summary
 from tepo.integrations.verl.overrides import verl_overrides
+from tepo.integrations.versions import check_version
 
 MAIN = "verl.trainer.main_ppo"
 TESTED = "0.9."
@@ -32,7 +33,8 @@ def run_verl(recipe: Recipe, dry_run: bool = False) -> int:
     print(printed(overrides, tensorboard))
     faults = environment_faults()
     if dry_run:
-        print("\n".join(f"note: {fault}" for fault in faults) or "note: the installed versions are those tested")
+        notes = [summary(recipe), *(faults or ["the installed versions are those tested"])]
+        print("\n".join(f"note: {note}" for note in notes))
         return 0
     if faults:
         raise TepoError("\n".join(faults))
@@ -67,8 +69,8 @@ def environment_faults() -> list[str]:
         return faults
     if find_spec("trl.experimental.ppo") is None and not _has_value_head(trl):
         faults.append(
-            f"TRL {trl} is installed beside verl, whose workers look for a class in it that it no longer has and do not "
-            "start: use an environment without TRL (pip uninstall trl)"
+            f"TRL {trl} is installed beside verl, whose workers look for a class in it that it no longer has and do "
+            "not start: use an environment without TRL (pip uninstall trl)"
         )
     return faults
 

@@ -1,8 +1,8 @@
 """Our objectives as losses and advantage estimators of verl, in its registries once this module is imported.
 
-`policy_loss` has verl's signature for policy losses, which knows log-probs and advantages. `ObjectiveLoss` goes into the
-engine (`set_loss_fn`) and sees the whole batch: old and new entropies and the reference too. Both count the tokens of the
-whole mini-batch, over micro-batches and ranks, as verl's engine hands them over.
+`policy_loss` has verl's signature for policy losses, which knows log-probs and advantages. `ObjectiveLoss` goes into
+the engine (`set_loss_fn`) and sees the whole batch: old and new entropies and the reference too. Both divide by the
+counts of the whole mini-batch, over micro-batches and ranks, as verl's engine hands them over.
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ def policy_loss(
 class ObjectiveLoss:
     """A loss for verl's engine: `actor_rollout_wg.set_loss_fn(ObjectiveLoss(objective, actor_config))`.
 
-    Reads of the batch, all nested [B, response]: `response_mask`, `old_log_probs`, `advantages`, and where they are there
-    `entropy` (of the policy that sampled), `ref_log_prob`, `rollout_is_weights` and `on_policy` (rows whose first update
-    this is: the scores at hand are the old ones, exactly).
+    Reads of the batch, all nested [B, response]: `response_mask`, `old_log_probs`, `advantages`, and where they are
+    there `entropy` (of the policy that sampled), `ref_log_prob`, `rollout_is_weights` and `on_policy` (1 in rows of a
+    rollout's first update, where the scores at hand are the old ones, exactly).
 
     Raises ValueError when what the objective reads is missing, naming the key of verl that provides it.
     """
@@ -91,8 +91,8 @@ class ObjectiveLoss:
         counts = {name: tensordict_utils.get(data, name, None) for name in COUNTS}
         padded = {name: no_padding_2_padding(value, data) for name, value in model_output.items() if value is not None}
         optional = ("entropy", "ref_log_prob", "rollout_is_weights", "on_policy")
-        given = data.select("response_mask", "old_log_probs", "advantages", *(name for name in optional if name in data))
-        given = given.to_padded_tensor()
+        present = [name for name in optional if name in data]
+        given = data.select("response_mask", "old_log_probs", "advantages", *present).to_padded_tensor()
         logp, entropy = padded["log_probs"], padded.get("entropy")
         old_logp, old_entropy = given["old_log_probs"], given.get("entropy", None)
         self._check_needs(entropy, old_entropy, given.get("ref_log_prob", None))
@@ -114,8 +114,8 @@ class ObjectiveLoss:
             "entropy": (entropy, f"{actor}.calculate_entropy=True"),
             "old_entropy": (
                 old_entropy,
-                "algorithm.rollout_correction.bypass_mode=False and trainer.use_v1=True (its pass for the old log-probs "
-                "keeps them)",
+                "algorithm.rollout_correction.bypass_mode=False and trainer.use_v1=True (whose pass for the old "
+                "log-probs keeps them)",
             ),
             "ref_logp": (reference, f"{actor}.use_kl_loss=True (the objective's ref_kl is the weight)"),
         }
@@ -176,9 +176,10 @@ class ObjectiveAdvantages:
         options = (config.get("options") if config is not None else None) or {}
         objective = objective_of({"loss_mode": self.name, "options": options})
         if objective.advantage.needs:
+            needs = ", ".join(sorted(objective.advantage.needs))
             raise ValueError(
-                f"the advantage of objective {objective.name} is made of {', '.join(sorted(objective.advantage.needs))}, "
-                "which verl does not give estimators: set trainer.v1.trainer_mode=tepo, which makes it"
+                f"the advantage of objective {objective.name} is made of {needs}, which verl does not give estimators: "
+                "set trainer.v1.trainer_mode=tepo, which makes it"
             )
         if index is None:
             raise ValueError("verl gave no uid: which responses answer one prompt is not known")

@@ -18,9 +18,12 @@ SCORE_MODULE = "pkg://tepo.integrations.verl.score"
 
 WITHOUT_COUNTERPART = {
     "model.revision": "verl loads a hub id as it is: download the revision and name its folder",
-    "rollout.batch_size": "vLLM packs responses by itself: leave it out",
+    "rollout.batch_size": "vLLM packs responses by itself",
+    "rollout.cache_tokens": "vLLM's cache takes rollout.vllm_memory of the device",
+    "rollout.stop": "verl ends responses at end tokens alone",
     "reward.missing_end": "verl's reward function does not learn whether a response ended",
     "reward.process": "verl has no process rewards",
+    "evaluation.save_every": "verl writes a validation when it is complete",
     "trainer.critic_learning_rate": "no objective that trains a critic runs in verl",
     "trainer.max_sampling_rounds": "verl samples until the batch is full",
     "trainer.overlong_filtering": "verl keeps truncated responses in the loss; reward.overlong punishes them",
@@ -35,7 +38,9 @@ def verl_overrides(recipe: Recipe) -> list[str]:
 
     Raises TepoError naming each key that verl has no counterpart for.
     """
-    faults = [f"{key} = {_value(recipe, key)!r}: {why}" for key, why in WITHOUT_COUNTERPART.items() if _set(recipe, key)]
+    faults = [
+        f"{key} = {_value(recipe, key)!r}: {why}" for key, why in WITHOUT_COUNTERPART.items() if _set(recipe, key)
+    ]
     faults += [fault for check in _CHECKS for fault in check(recipe)]
     if faults:
         raise TepoError("\n".join(["the recipe cannot run in verl:", *(f"  {fault}" for fault in faults)]))
@@ -109,7 +114,7 @@ def _check_model(recipe: Recipe) -> Iterator[str]:
 
 def _check_data(recipe: Recipe) -> Iterator[str]:
     if recipe.data.template not in ("auto", "chat"):
-        yield f"data.template = {recipe.data.template!r}: verl puts every prompt through the chat template; allowed: chat"
+        yield f"data.template = {recipe.data.template!r}: verl asks by the model's chat template; allowed: chat"
 
 
 def _check_objective(recipe: Recipe) -> Iterator[str]:
@@ -122,8 +127,24 @@ def _check_reward(recipe: Recipe) -> Iterator[str]:
     limits, longest = recipe.reward.overlong, recipe.rollout.max_response_tokens
     if limits and limits.max_length < longest:
         yield (
-            f"reward.overlong.max_length = {limits.max_length}: verl's punishment goes on growing beyond it; allowed is "
-            f"rollout.max_response_tokens ({longest}) or more"
+            f"reward.overlong.max_length = {limits.max_length}: verl's punishment goes on growing beyond it; allowed "
+            f"is rollout.max_response_tokens ({longest}) or more"
+        )
+
+
+def _check_sampling(recipe: Recipe) -> Iterator[str]:
+    rollout = recipe.rollout
+    if rollout.engine != "vllm":
+        yield f"rollout.engine = {rollout.engine!r}: verl samples with vLLM; allowed: vllm"
+    longest = recipe.data.max_prompt_tokens + rollout.max_response_tokens
+    if rollout.vllm_max_length is not None and rollout.vllm_max_length < longest:
+        yield f"rollout.vllm_max_length = {rollout.vllm_max_length}: a sequence may have {longest} tokens"
+    if rollout.correction == "mask":
+        yield "rollout.correction = 'mask': verl's denominators count what it leaves out; allowed: none, truncated"
+    if rollout.correction == "truncated" and recipe.objective.build().advantage.needs:
+        yield (
+            f"rollout.correction = 'truncated': the advantages of objective {recipe.objective.name!r} are made of old "
+            "scores, in a step of ours that verl's correction is no part of; allowed: none"
         )
 
 
@@ -133,7 +154,7 @@ def _check_trainer(recipe: Recipe) -> Iterator[str]:
         yield "trainer.schedule = 'linear': verl has constant and cosine"
     for key in ("trainer.steps", "trainer.warmup_steps", "evaluation.every", "checkpoint.every"):
         if (_value(recipe, key) or 0) % updates:
-            yield f"{key} = {_value(recipe, key)}: verl counts rollouts, of {updates} steps each (trainer.updates_per_rollout)"
+            yield f"{key} = {_value(recipe, key)}: verl counts in rollouts, of {updates} steps (updates_per_rollout)"
     responses = trainer.prompts_per_rollout * trainer.responses_per_prompt // updates
     ranks = recipe.verl.nodes * recipe.verl.gpus_per_node
     if ranks % recipe.verl.sequence_parallel:
@@ -142,8 +163,8 @@ def _check_trainer(recipe: Recipe) -> Iterator[str]:
         yield f"verl.tensor_parallel = {recipe.verl.tensor_parallel} does not divide the {ranks} GPUs"
     if responses % max(ranks // recipe.verl.sequence_parallel, 1):
         yield (
-            f"trainer.prompts_per_rollout x responses_per_prompt / updates_per_rollout = {responses} responses an update: "
-            f"every one of the {ranks // recipe.verl.sequence_parallel} ranks must get the same number"
+            f"trainer.prompts_per_rollout x responses_per_prompt / updates_per_rollout = {responses} responses: every "
+            f"one of the {ranks // recipe.verl.sequence_parallel} ranks must get the same number in an update"
         )
     room = trainer.tokens_per_microbatch * recipe.verl.sequence_parallel
     longest = recipe.data.max_prompt_tokens + recipe.rollout.max_response_tokens
@@ -243,8 +264,12 @@ def _sampling(recipe: Recipe) -> Pairs:
     yield f"{ROLLOUT}.n", recipe.trainer.responses_per_prompt
     yield f"{ROLLOUT}.temperature", recipe.rollout.temperature
     yield f"{ROLLOUT}.tensor_model_parallel_size", recipe.verl.tensor_parallel
-    yield f"{ROLLOUT}.gpu_memory_utilization", recipe.verl.rollout_memory
+    yield f"{ROLLOUT}.gpu_memory_utilization", recipe.rollout.vllm_memory
+    yield f"{ROLLOUT}.max_model_len", recipe.rollout.vllm_max_length
     yield "data.max_response_length", recipe.rollout.max_response_tokens
+    if recipe.rollout.correction == "truncated":
+        yield "algorithm.rollout_correction.rollout_is", "token"
+        yield "algorithm.rollout_correction.rollout_is_threshold", recipe.rollout.correction_cap
 
 
 def _trainer(recipe: Recipe) -> Pairs:
@@ -278,6 +303,7 @@ def _evaluation(recipe: Recipe) -> Pairs:
     yield f"{ROLLOUT}.val_kwargs.n", config.samples
     yield f"{ROLLOUT}.val_kwargs.temperature", temperature
     yield f"{ROLLOUT}.val_kwargs.top_p", config.top_p
+    yield f"{ROLLOUT}.val_kwargs.top_k", config.top_k or -1
     yield "trainer.val_before_train", config.before
     every = None if config.every is None else _in_rollouts(recipe, "evaluation.every")
     yield "trainer.test_freq", every or (rollouts if config.after else -1)
@@ -299,9 +325,8 @@ def _run(recipe: Recipe) -> Pairs:
 
 
 _CHECKS: tuple[Callable[[Recipe], Iterator[str]], ...] = (
-    _check_model, _check_data, _check_objective, _check_reward, _check_trainer, _check_evaluation,
+    _check_model, _check_data, _check_objective, _check_reward, _check_sampling, _check_trainer, _check_evaluation,
 )  # fmt: skip
 _SECTIONS: tuple[Callable[[Recipe], Pairs], ...] = (
     _objective, _model, _data, _reward, _sampling, _trainer, _evaluation, _run,
 )  # fmt: skip
-

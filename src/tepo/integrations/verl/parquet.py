@@ -17,14 +17,12 @@ from tepo.errors import TepoError
 def write_parquet(task: TaskData, folder: str | Path) -> tuple[Path, Path]:
     """Write the training and the held-out problems of a task; -> `train.parquet`, `test.parquet` in the folder.
 
-    A row is what verl's data set reads: `data_source`, `prompt` (chat messages, instruction and system message included),
-    `reward_model.ground_truth`, `extra_info`. Raises TepoError for a task that is not asked as a chat, since verl puts
-    every prompt through the model's chat template, and for what a row cannot hold.
+    A row is what verl's data set reads: `data_source`, `prompt` (chat messages, instruction and system message
+    included), `reward_model.ground_truth`, `extra_info`. Raises TepoError for a task that is not asked as a chat,
+    since verl puts every prompt through the model's chat template, and for what a row cannot hold.
     """
     if task.template not in ("auto", "chat"):
-        raise TepoError(
-            f"data.template = {task.template!r}: verl puts every prompt through the model's chat template; allowed: chat"
-        )
+        raise TepoError(f"data.template = {task.template!r}: verl asks by the model's chat template; allowed: chat")
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     written = folder / "train.parquet", folder / "test.parquet"

@@ -38,11 +38,11 @@ def compute_score(
     workers: int = 1,
     **_: Any,
 ) -> dict[str, Any]:
-    """`score`, what the objective sees; `acc`, the raw accuracy, by which verl may filter groups; the verdict's `status`.
+    """`score`, what the objective sees; `acc`, raw accuracy, by which verl may filter groups; the verdict's `status`.
 
     verifier: `math`, `exact`, `gym`, or your own `module:function`. correct, wrong, partial, pattern, pattern_score: as
-    in the section `reward` of a recipe. timeout: seconds an answer may take. workers: judging processes of each of verl's
-    reward workers (`reward.num_workers`).
+    in the section `reward` of a recipe. timeout: seconds an answer may take. workers: judging processes of each of
+    verl's reward workers (`reward.num_workers`).
     """
     info = dict(extra_info or {})
     problem = Problem(

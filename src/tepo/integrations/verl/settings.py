@@ -88,10 +88,12 @@ def check_actor(actor: Any, objective: Objective, whole_batch: bool) -> None:
         )
     if not whole_batch and objective.schedules:
         options = ", ".join(option for option, _ in objective.schedules)
-        raise ValueError(f"{options} follow a schedule over rollouts: set trainer.v1.trainer_mode=tepo, which counts them")
+        raise ValueError(
+            f"{options} follow a schedule over rollouts: set trainer.v1.trainer_mode=tepo, which counts them"
+        )
     settings = OF_VERLS_LOSSES | (OF_VERLS_TERMS if whole_batch else {})
     if changed := [name for name, default in settings.items() if actor.get(name, default) != default]:
         raise ValueError(
-            f"actor_rollout_ref.actor.{', '.join(changed)}: of no effect on objective {objective.name}, which takes the "
-            "place of verl's own loss; leave them out and set actor_rollout_ref.actor.policy_loss.options"
+            f"actor_rollout_ref.actor.{', '.join(changed)}: of no effect on objective {objective.name}, which takes "
+            "the place of verl's own loss; leave them out and set actor_rollout_ref.actor.policy_loss.options"
         )

@@ -1,8 +1,8 @@
 """verl's synchronous trainer with an objective of ours: `trainer.v1.trainer_mode=tepo`.
 
-verl's own steps, and three of ours: the loss in the engine is the objective, which sees entropies and the reference; the
-rows whose first update a rollout is are marked, so that their old scores are exact; advantages that are made of the old
-policy's scores are made here.
+verl's own steps, and three of ours: the loss in the engine is the objective, which sees entropies and the
+reference; the rows of a rollout's first update are marked, so that their old scores are exact; advantages that are made
+of the old policy's scores are made here.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from tepo.integrations.verl.settings import objective_of
 from tepo.objectives import Objective, TokenBatch, at_rollout
 from tepo.objectives.own import is_own
 
+
 @register_trainer("tepo")
 class ObjectivePPOTrainer(PPOTrainerSync):  # type: ignore[misc, unused-ignore]
     """PPOTrainerSync with the objective of `actor_rollout_ref.actor.policy_loss` (`ObjectiveLossConfig`)."""
@@ -34,6 +35,12 @@ class ObjectivePPOTrainer(PPOTrainerSync):  # type: ignore[misc, unused-ignore]
         self.actor_config = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
         self.objective: Objective = objective_of(self.actor_config.policy_loss)
         self.loss = ObjectiveLoss(self.objective, self.actor_config)
+        correction = config.algorithm.get("rollout_correction") or {}
+        if self.objective.advantage.needs and (correction.get("rollout_is") or correction.get("rollout_rs")):
+            raise ValueError(
+                f"algorithm.rollout_correction: the advantages of objective {self.objective.name} are made of old "
+                "scores, in a step of ours that verl's correction is no part of; leave it out"
+            )
         if is_own(config.algorithm.adv_estimator):
             register_adv_est(config.algorithm.adv_estimator)(ObjectiveAdvantages(config.algorithm.adv_estimator))
         super().__init__(config)
@@ -64,9 +71,7 @@ class ObjectivePPOTrainer(PPOTrainerSync):  # type: ignore[misc, unused-ignore]
         advantages = token_advantages(self.objective, data.to_padded_tensor(), labels)
         nested = response_to_nested(advantages, mask)
         made = TensorDict({"advantages": nested, "returns": nested}, batch_size=len(batch))
-        stored: KVBatchMeta = transfer_queue.kv_batch_put(
-            keys=batch.keys, partition_id=batch.partition_id, fields=made
-        )
+        stored: KVBatchMeta = transfer_queue.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=made)
         return stored
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
