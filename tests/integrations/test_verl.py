@@ -240,6 +240,7 @@ def test_compute_score_is_the_verdict_priced() -> None:
     shaped = compute_score("math", wrong, "0.5", pattern=r"\\boxed\{.+\}", pattern_score=0.25)
     assert shaped["score"] == 0.25
     assert compute_score("math", "", "0.5")["status"] == "no_answer"
+    assert compute_score("x", "7.0", "7", {"verifier": "exact"})["acc"] == 0.0
     assert compute_score("x", "7", "7", {"id": "a", "problem": "?", "info": "{}"}, verifier="exact")["acc"] == 1.0
 
 

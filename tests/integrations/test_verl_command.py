@@ -87,7 +87,7 @@ def test_verl_accepts_the_command(name: str, more: list[str]) -> None:
     assert actor.fsdp_config.strategy == "fsdp2"
     rollout = omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
     assert rollout.response_length == recipe.rollout.max_response_tokens
-    assert config.reward.custom_reward_function.reward_kwargs.verifier == "math"
+    assert config.reward.custom_reward_function.reward_kwargs.verifier == "auto"
 
 
 @needs_verl

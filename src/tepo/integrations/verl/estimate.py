@@ -130,7 +130,7 @@ def seconds(shape: ModelShape, recipe: Recipe, device: Device, prompt: float, re
 
 
 def summary(recipe: Recipe, device: Device = H100) -> str:
-    """One line for a recipe of a known model: memory, and seconds with responses of full length, the most they can be."""
+    """One line for a recipe of a known model: memory, and seconds if all responses are of full length."""
     shape = SHAPES.get(recipe.model.name)
     if shape is None or recipe.model.lora or recipe.model.dtype != "bf16":
         return f"no estimate: they are for full fine-tuning in bf16 of {', '.join(SHAPES)}"
@@ -139,6 +139,6 @@ def summary(recipe: Recipe, device: Device = H100) -> str:
     return (
         f"estimate for H100 of 80 GB: {space.training / 1e9:.0f} GB in training (state {space.state / 1e9:.0f}, "
         f"activations {space.activations / 1e9:.0f}, logits {space.logits / 1e9:.0f}); a rollout and its updates with "
-        f"responses of full length {most.total:.0f} s (sampling {most.sampling:.0f}, scoring {most.scoring:.0f}, training "
-        f"{most.training:.0f})"
+        f"responses of full length {most.total:.0f} s (sampling {most.sampling:.0f}, scoring {most.scoring:.0f}, "
+        f"training {most.training:.0f})"
     )

@@ -236,8 +236,7 @@ def _reward(recipe: Recipe) -> Pairs:
     yield f"{SCORE}.path", SCORE_MODULE
     yield f"{SCORE}.name", "compute_score"
     arguments: dict[str, Any] = {
-        "verifier": verifier(recipe),
-        **{name: getattr(reward, name) for name in ("correct", "wrong", "partial", "timeout", "memory_mb")},
+        name: getattr(reward, name) for name in ("verifier", "correct", "wrong", "partial", "timeout", "memory_mb")
     }
     if reward.format is not None:
         arguments |= {"pattern": reward.format.pattern, "pattern_score": reward.format.score}
@@ -250,13 +249,6 @@ def _reward(recipe: Recipe) -> Pairs:
         buffer = {"enable": True, "len": reward.overlong.cache, "penalty_factor": 1.0, "log": True}
         yield "+reward.reward_kwargs.overlong_buffer_cfg", buffer
         yield "+reward.reward_kwargs.max_resp_len", reward.overlong.max_length
-
-
-def verifier(recipe: Recipe) -> str:
-    """What judges the answers, without loading the data."""
-    if recipe.reward.verifier != "auto":
-        return recipe.reward.verifier
-    return "exact" if recipe.data.name == "arithmetic" else "gym" if recipe.data.name.startswith("gym:") else "math"
 
 
 def _sampling(recipe: Recipe) -> Pairs:

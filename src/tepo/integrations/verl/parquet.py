@@ -37,7 +37,13 @@ def _rows(task: TaskData, problems: Sequence[Problem]) -> list[dict[str, Any]]:
             "data_source": task.name,
             "prompt": [dict(message) for message in chat_messages(problem, task.system, task.instruction)],
             "reward_model": {"style": "rule", "ground_truth": problem.answer},
-            "extra_info": {"index": number, "id": problem.id, "problem": problem.text, "info": _info(task, problem)},
+            "extra_info": {
+                "index": number,
+                "id": problem.id,
+                "problem": problem.text,
+                "verifier": task.verifier,
+                "info": _info(task, problem),
+            },
         }
         for number, problem in enumerate(problems)
     ]

@@ -1,7 +1,7 @@
 """verl's custom reward function from our verdicts, judged in isolated worker processes.
 
 reward.custom_reward_function.path=pkg://tepo.integrations.verl.score
-+reward.custom_reward_function.reward_kwargs.verifier=math
++reward.custom_reward_function.reward_kwargs.wrong=-1
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def compute_score(
     ground_truth: str,
     extra_info: Mapping[str, Any] | None = None,
     *,
-    verifier: str = "math",
+    verifier: str = "auto",
     correct: float = 1.0,
     wrong: float = 0.0,
     partial: bool = False,
@@ -40,15 +40,16 @@ def compute_score(
 ) -> dict[str, Any]:
     """`score`, what the objective sees; `acc`, raw accuracy, by which verl may filter groups; the verdict's `status`.
 
-    verifier: `math`, `exact`, `gym`, or your own `module:function`. correct, wrong, partial, pattern, pattern_score: as
-    in the section `reward` of a recipe. timeout: seconds an answer may take. workers: judging processes of each of
-    verl's reward workers (`reward.num_workers`).
+    verifier: a name of ours, or your own `module:function`; `auto` is that of the task, which `write_parquet` wrote.
+    correct, wrong, partial, pattern, pattern_score: as in the section `reward` of a recipe. timeout: seconds an answer
+    may take. workers: judging processes of each of verl's reward workers (`reward.num_workers`).
     """
     info = dict(extra_info or {})
     problem = Problem(
         str(info.get("id", "")), str(info.get("problem", "")), str(ground_truth), json.loads(info.get("info") or "{}")
     )
-    requests = [Request(verifier, solution_str, problem)]
+    judge = str(info.get("verifier") or "math") if verifier == "auto" else verifier
+    requests = [Request(judge, solution_str, problem)]
     if pattern is not None:
         requests.append(Request(FORMAT, solution_str, Problem("", "", pattern)))
     verdict, *found = _pool(workers, timeout, memory_mb).judge(requests)
