@@ -30,8 +30,16 @@ from tepo.train.sample import Sample
 from tepo.train.update import Updater
 
 PROMPTS, RESPONSES, MINI_BATCH = 4, 4, 8
+ROUNDING = (2e-5, 1e-5)
+"""Relative, by update: 1e-5, and more room in the first, whose gradient is a difference of nearly equal parts (0.8e-5)."""
 MASKED = {"kl_mask": {"beta": 0.5}}
-WHOLE_BATCH: dict[str, dict[str, Any]] = {"tepo": MASKED, "grpo": {}, "dapo": {}, "gspo": {}, "gtpo": {}}
+WHOLE_BATCH: dict[str, dict[str, Any]] = {
+    "tepo": MASKED,
+    "grpo": {"ref_kl": {"beta": 0.5}},
+    "dapo": {},
+    "gspo": {},
+    "gtpo": {},
+}
 ON_TWO_RANKS = ("tepo", "grpo")
 BY_NAME: dict[str, dict[str, Any]] = {"dapo": {}, "gspo": {}, "tepo_v1": {"clip_high": 0.01}}
 """Those that a policy loss of verl's registry can carry."""
@@ -216,7 +224,7 @@ def check(results: Results, case: str, name: str, options: dict[str, Any], fresh
         mini = [row for first in firsts for row in rows[first : first + part]]
         loss, ours = in_our_trainer(name, options, mini, weights, fresh=fresh_first and step == 0)
         assert found["metrics"]["loss"][step] == pytest.approx(loss, rel=1e-5, abs=1e-6)
-        assert (flat(gradients) - flat(ours)).norm() <= 1e-5 * flat(ours).norm()
+        assert (flat(gradients) - flat(ours)).norm() <= ROUNDING[step] * flat(ours).norm()
         assert flat(ours).norm() > 0
     if "kl_mask" in options:
         assert found["metrics"]["objective/kl_mask_fraction"][0] == 0

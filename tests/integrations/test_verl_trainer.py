@@ -15,7 +15,7 @@ pytest.importorskip("verl", reason="verl is not installed: .ci/differential has 
 pytest.importorskip("ray", reason="Ray is not installed: .ci/differential has an environment with it")
 pytest.importorskip("transfer_queue", reason="TransferQueue is not installed: .ci/differential has it")
 
-from test_verl_engine import MASKED, MINI_BATCH, flat, free_port, in_our_trainer, rollout, settings
+from test_verl_engine import MASKED, MINI_BATCH, ROUNDING, flat, free_port, in_our_trainer, rollout, settings
 
 from tepo.config.recipe import ModelConfig
 from tepo.objectives import TokenBatch, get_objective
@@ -84,4 +84,4 @@ def test_a_step_of_verls_trainer(steps: tuple[dict[str, Any], dict[str, Any]], n
         mini = rows[step * MINI_BATCH : (step + 1) * MINI_BATCH]
         loss, ours = in_our_trainer(name, CASES[name], mini, weights, fresh=step == 0)
         assert result["metrics"]["loss"][step] == pytest.approx(loss, rel=1e-5, abs=1e-6)
-        assert (flat(gradients) - flat(ours)).norm() <= 1e-5 * flat(ours).norm()
+        assert (flat(gradients) - flat(ours)).norm() <= ROUNDING[step] * flat(ours).norm()
