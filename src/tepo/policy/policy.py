@@ -34,6 +34,10 @@ class TokenScores:
     hidden: Tensor
 
 
+LEAST_WEIGHTS = 1e6
+"""Weights a layer from which on rows are packed, embeddings included: SmolLM2-135M has 4.5e6, the embedded model 2e5."""
+
+
 class Policy:
     """A model that is trained or frozen. Both the old and the new log-probs and entropies come from `score`.
 
@@ -127,16 +131,29 @@ class Policy:
     def hidden_states(self, rows: Sequence[Row], decoder: nn.Module | None = None) -> tuple[Tensor, Tensor]:
         """States [N, D] that predict the N response tokens of `rows`, row after row, and the tokens' ids [N].
 
-        Rows with equal prompts share one pass over it, unless `unpacked_because` says why not.
+        Rows with equal prompts share one pass over it where that pays (`packs`).
         decoder: another decoder of the same shape (a critic's) in the place of the policy's own.
         """
         check_rows(rows)
         targets = torch.tensor([token for row in rows for token in row.response], device=self.device)
         decoder = decoder or self.base.get_decoder()
-        if self.unpacked_because is not None:
+        if not self.packs:
             return self._padded_states(rows, decoder), targets
         install(decoder)
         return Packing.of(rows).hidden_states(decoder, self.device), targets
+
+    @functools.cached_property
+    def packs(self) -> bool:
+        """Whether rows are packed: where they can be, and the layers are large enough for it to pay.
+
+        The attention of packed rows is called for one sequence after the other; in small layers the calls take longer
+        than the padding and the repeated prompts that they save. One answer for all rows of a model: old and new
+        entropies are compared, and must not differ by how they were computed.
+        """
+        decoder = self.base.get_decoder()
+        layers = int(self.model.config.get_text_config().num_hidden_layers)
+        weights = sum(parameter.numel() for parameter in decoder.parameters()) / layers
+        return weights >= LEAST_WEIGHTS and self.unpacked_because is None
 
     def _padded_states(self, rows: Sequence[Row], decoder: nn.Module) -> Tensor:
         """The states [N, D] by way of one row a response, padded on the right."""

@@ -158,8 +158,8 @@ class Updater:
 
     def _microbatches(self, samples: Sequence[Sample]) -> list[list[Sample]]:
         together = [sample.group for sample in samples] if self.objective.surrogate.pairs else None
-        padded = self.policy.unpacked_because is not None
         rows = [sample.row for sample in samples]
+        padded = not self.policy.packs
         plan = plan_microbatches(rows, self.config.tokens_per_microbatch, together, padded=padded)
         return [[samples[i] for i in part] for part in plan]
 
