@@ -31,7 +31,7 @@ from tepo.train.update import Updater
 
 PROMPTS, RESPONSES, MINI_BATCH = 4, 4, 8
 ROUNDING = (2e-5, 1e-5)
-"""Relative, by update: 1e-5, and more room in the first, whose gradient is a difference of nearly equal parts (0.8e-5)."""
+"""Relative, by update; more room in the first, whose gradient is a difference of nearly equal parts (found: 0.8e-5)."""
 MASKED = {"kl_mask": {"beta": 0.5}}
 WHOLE_BATCH: dict[str, dict[str, Any]] = {
     "tepo": MASKED,
