@@ -35,7 +35,7 @@ class TokenScores:
 
 
 LEAST_WEIGHTS = 1e6
-"""Weights a layer from which on rows are packed, embeddings included: SmolLM2-135M has 4.5e6, the embedded model 2e5."""
+"""Weights a layer, embeddings included, from which on rows are packed: SmolLM2-135M has 4.5e6, ours inside 2e5."""
 
 
 class Policy:
