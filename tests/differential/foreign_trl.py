@@ -76,7 +76,7 @@ def trl_stand_in(trainer: tuple[str, str], step: Step, parts: int, **settings: A
         setattr(self, field.name, getattr(config, field.name))
     self.args = config
     self.accelerator = one_process()
-    self.model = types.SimpleNamespace(training=True, is_gradient_checkpointing=False)
+    self.model = Untouched()
     self.epsilon_low = config.epsilon
     self.epsilon_high = config.epsilon if config.epsilon_high is None else config.epsilon_high
     self.current_gradient_accumulation_steps = parts
@@ -90,6 +90,12 @@ def trl_stand_in(trainer: tuple[str, str], step: Step, parts: int, **settings: A
     if trainer != RLOO:
         self._entropy_bonus_enabled = config.entropy_coef != 0.0 or config.use_adaptive_entropy
     return self
+
+
+class Untouched(torch.nn.Module):
+    """A model in training mode that TRL looks at and never calls; it may ask whether it is an adapter."""
+
+    is_gradient_checkpointing = False
 
 
 def one_process() -> Any:
@@ -170,7 +176,7 @@ def trl_dpo(beta: float) -> Loss:
             given = types.SimpleNamespace(log_probs=log_probs[rows] * mask, is_top1=mask.bool(), **noted)
             return lambda **kwargs: given
 
-        self.model = types.SimpleNamespace(training=True, is_gradient_checkpointing=False)
+        self.model = Untouched()
         self.ref_model, self.precompute_ref_logps = model(part.ref_logp), False
         self.loss_types, self.loss_weights = ["sigmoid"], [1.0]
         self._metrics = defaultdict(lambda: defaultdict(list))
