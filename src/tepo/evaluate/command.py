@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -70,20 +71,22 @@ def evaluate_model(
     folder = output or DEFAULT_FOLDER / _folder_name(model, settings)
     results: Results = {}
     # Settings of another evaluation are refused before a model is loaded.
-    with SavedResponses(folder, settings) as saved:
+    with SavedResponses(folder, settings) as saved, ExitStack() as opened:
         if saved.found:
             console.print(f"going on with {saved.found} responses in {folder}", markup=False)
         first: Session | None = None
         for label, recipe in recipes.items():
-            # The model is loaded once; a session that is closed has ended its judges alone.
-            with Session.open(recipe, trainable=False) if first is None else first.on(recipe) as session:
-                first = first or session
-                _tell(session, console)
-                protocol = session.task.protocol if names else None
-                results[label] = {
-                    part.kind: _measure(session, label, part, saved, console)
-                    for part in passes(recipe, protocol, samples, temperature)
-                }
+            # One model and one engine for all: the first session stays open to the end, its judges need not.
+            session = Session.open(recipe, trainable=False) if first is None else first.on(recipe)
+            opened.enter_context(session)
+            first = first or session
+            _tell(session, console)
+            protocol = session.task.protocol if names else None
+            results[label] = {
+                part.kind: _measure(session, label, part, saved, console)
+                for part in passes(recipe, protocol, samples, temperature)
+            }
+            session.judge.close()
             for table in data_tables(model, label, results[label]):
                 console.print(table)
     if len(results) > 1:
