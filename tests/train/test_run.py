@@ -13,15 +13,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tepo.config import load_recipe
 from tepo.errors import TepoError
+from tepo.train.run_folder import CLOCK
 
 FULL, ADAPTER = "model.safetensors", "adapter_model.safetensors"
-TIMES = ("seconds/", "tokens_per_second")
 
 
 def metrics_of(folder: Path) -> list[dict[str, Any]]:
     """metrics.jsonl without the clock."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in line.items() if not key.startswith(TIMES)} for line in lines]
+    return [{key: value for key, value in line.items() if not key.startswith(CLOCK)} for line in lines]
 
 
 def with_signal(metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -144,13 +144,23 @@ def test_resume_refuses_another_recipe_and_names_the_difference(run: Any) -> Non
 
 
 def test_a_longer_run_can_follow_a_finished_one(run: Any) -> None:
-    run("trainer.steps=4")
-    folder, _ = run("trainer.steps=8", resume=True)
+    run("trainer.steps=4", "trainer.schedule=constant")
+    folder, _ = run("trainer.steps=8", "trainer.schedule=constant", resume=True)
+    assert [line["step"] for line in metrics_of(folder)] == list(range(1, 9))
+    assert load_recipe(folder / "config.yaml").trainer.steps == 8
+
+
+def test_a_longer_run_has_another_schedule(run: Any) -> None:
+    """The rate of a schedule that falls depends on the number of steps: those that were made had another."""
+    run("trainer.steps=4", "trainer.schedule=linear")
+    with pytest.raises(TepoError, match=r"trainer\.steps: 4 then, 8 now"):
+        run("trainer.steps=8", "trainer.schedule=linear", resume=True)
+    folder, _ = run("trainer.steps=8", "trainer.schedule=linear", resume=True, allow_changes=True)
     assert [line["step"] for line in metrics_of(folder)] == list(range(1, 9))
 
 
-def test_resume_without_a_checkpoint_says_so(run: Any) -> None:
-    with pytest.raises(TepoError, match="no checkpoint to resume from"):
+def test_resume_without_a_run_says_so(run: Any) -> None:
+    with pytest.raises(TepoError, match="holds no run to resume"):
         run(resume=True)
 
 
