@@ -7,22 +7,10 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from runs import SHORT
 
 from tepo.config import load_recipe
 from tepo.train import train
-
-SHORT = [
-    "trainer.steps=8",
-    "trainer.prompts_per_rollout=8",
-    "trainer.responses_per_prompt=4",
-    "trainer.updates_per_rollout=4",
-    "trainer.learning_rate=1e-4",
-    "trainer.warmup_steps=0",
-    "data.test_problems=16",
-    "evaluation.every=null",
-    "checkpoint.every=null",
-    "reward.workers=1",
-]
 
 Run = Callable[..., tuple[Path, str]]
 

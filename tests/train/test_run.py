@@ -8,20 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from runs import assert_same_run, metrics_of
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tepo.config import load_recipe
 from tepo.errors import TepoError
-from tepo.train.run_folder import CLOCK
 
 FULL, ADAPTER = "model.safetensors", "adapter_model.safetensors"
-
-
-def metrics_of(folder: Path) -> list[dict[str, Any]]:
-    """metrics.jsonl without the clock."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in line.items() if not key.startswith(CLOCK)} for line in lines]
 
 
 def with_signal(metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -31,18 +25,6 @@ def with_signal(metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def weights_of(folder: Path, step: int, name: str = FULL) -> dict[str, torch.Tensor]:
     return load_file(folder / "checkpoints" / f"step_{step}" / name)
-
-
-def assert_same_run(a: Path, b: Path, step: int, weights: str = FULL) -> None:
-    first, second = weights_of(a, step, weights), weights_of(b, step, weights)
-    assert first.keys() == second.keys()
-    assert all(torch.equal(first[key], second[key]) for key in first)
-    assert metrics_of(a) == metrics_of(b)
-    assert (a / "eval.json").read_text() == (b / "eval.json").read_text()
-    rollouts = sorted(path.name for path in (a / "rollouts").iterdir())
-    assert rollouts == sorted(path.name for path in (b / "rollouts").iterdir())
-    for name in rollouts:
-        assert (a / "rollouts" / name).read_text() == (b / "rollouts" / name).read_text()
 
 
 def test_what_a_run_leaves_behind(run: Any) -> None:
@@ -124,7 +106,7 @@ def test_a_resumed_run_is_the_run_that_was_never_stopped(run: Any, options: list
         file.write('{"step": 9, "rew')
     _, printed = run(*options, "checkpoint.every=1", "evaluation.every=3", output="part", resume=True)
     assert f"step_{stop}" in printed
-    assert_same_run(whole, part, 8, weights)
+    assert_same_run(whole, part, 8)
 
 
 def test_a_run_is_never_written_over(run: Any) -> None:

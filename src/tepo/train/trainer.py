@@ -26,7 +26,7 @@ from tepo.train.mismatch import Correction
 from tepo.train.parts import critic, degenerate_settings, process_scorer, reference_policy
 from tepo.train.random_state import random_state, seed_all, set_random_state
 from tepo.train.resume import Start, begin_again, put_newer_aside
-from tepo.train.run_folder import RunFolder
+from tepo.train.run_folder import CLOCK, RunFolder
 from tepo.train.sample import Collector, Rollout, Sample
 from tepo.train.state import capture, restore
 from tepo.train.stopping import BrokenOff, StopSignals
@@ -302,10 +302,12 @@ class Trainer:
 
     def _save(self) -> None:
         """Begin to write a checkpoint of this step, from which the run goes on exactly as it would have."""
+        self.writer.wait()
         if self.writer.newest == self.step:
             return
         self.folder.sync()
-        policy, metrics = self.session.policy, dict(self.metrics)
+        policy = self.session.policy
+        metrics = {name: value for name, value in self.metrics.items() if not name.startswith(CLOCK)}
         if self.evaluations and self.evaluations[-1]["step"] == self.step:
             entry = self.evaluations[-1]
             metrics |= {f"eval/{name}": entry[kind]["accuracy"] for name, kind in EVALUATED.items() if kind in entry}
