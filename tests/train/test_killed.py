@@ -13,7 +13,7 @@ import psutil
 import pytest
 from runs import SHORT, assert_same_run, metrics_of
 
-STEPS = 80
+STEPS = 40
 RUN = [
     *SHORT,
     f"trainer.steps={STEPS}",
@@ -23,8 +23,9 @@ RUN = [
     "trainer.updates_per_rollout=4",
     "trainer.dynamic_sampling=true",
     "trainer.max_sampling_rounds=3",
-    "evaluation.every=30",
+    "evaluation.every=15",
     "data.test_problems=8",
+    "data.max_problems=500",
     "checkpoint.keep=3",
 ]
 KILLS = 20

@@ -167,7 +167,7 @@ class Updater:
         self.backward(out.loss)
         parameters = [*self.parameters, *(self.critic.trained.values() if self.critic else ())]
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        return float(out.loss), float(torch.nn.utils.get_total_norm(gradients))
+        return float(out.loss.detach()), float(torch.nn.utils.get_total_norm(gradients))
 
     def _zero_gradients(self) -> None:
         self.optimizer.zero_grad()
