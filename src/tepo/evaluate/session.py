@@ -55,13 +55,22 @@ class Session:
     owns_engine: bool = True
 
     @classmethod
-    def open(cls, recipe: Recipe, *, model: str | None = None, trainable: bool = True) -> Self:
-        """Load everything that the recipe names; `model` is loaded in place of its model, to resume from a checkpoint.
+    def open(
+        cls,
+        recipe: Recipe,
+        *,
+        model: str | None = None,
+        trainable: bool = True,
+        device: torch.device | None = None,
+    ) -> Self:
+        """Load everything that the recipe names.
+
+        model: loaded in place of its model, to resume from a checkpoint. device: in place of that of its key.
 
         Raises TepoError for whatever cannot be used, before anything is written.
         """
         task = load_task(recipe.data, recipe.seed, test_only=not trainable)
-        device = pick_device(recipe.model.device)
+        device = device or pick_device(recipe.model.device)
         config = recipe.model if model is None else recipe.model.model_copy(update={"name": model})
         loaded, tokenizer = load_model(config, trainable=trainable)
         loaded.to(device)  # type: ignore[arg-type]

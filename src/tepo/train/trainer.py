@@ -30,6 +30,7 @@ from tepo.train.credit import ProcessScorer
 from tepo.train.critic import Critic
 from tepo.train.display import Display, accuracy_text, final_table
 from tepo.train.mismatch import Correction
+from tepo.train.ranks import Ranks
 from tepo.train.run_folder import RunFolder
 from tepo.train.sample import Collector, Rollout
 from tepo.train.tracker import ValueTracker
@@ -44,31 +45,41 @@ def train(recipe: Recipe, *, resume: bool = False, console: Console | None = Non
 
     Raises TepoError for whatever in the recipe cannot be used; a new run writes nothing before everything is loaded.
     """
-    console = console or Console()
-    folder = RunFolder(Path(recipe.output))
+    ranks = Ranks.start(recipe.model.device)
+    console = (console or Console()) if ranks.writer else Console(quiet=True)
+    folder = ranks.folder(Path(recipe.output))
+    start = ranks.on_writer(lambda: _start(folder, recipe, resume))
+    for tracker in recipe.trackers:
+        if importlib.util.find_spec(tracker) is None:  # accelerate would leave it out without a word
+            raise TepoError(f"trackers: {tracker} is not installed: pip install 'tepo[{tracker}]'")
+    with ranks.open(recipe, model=str(start) if start else None) as session:
+        if start is None:
+            ranks.on_writer(lambda: folder.create(recipe))
+        Trainer(recipe, session, folder, console, ranks).run(start)
+    return folder.path
+
+
+def _start(folder: RunFolder, recipe: Recipe, resume: bool) -> Path | None:
+    """The checkpoint to go on from, if any. Raises TepoError for a folder that cannot be used for that."""
     if not resume and (folder.path / "config.yaml").exists():
         folder.create(recipe)  # says what to do
     start = _newest_checkpoint(folder) if resume else None
     if start is not None:
         folder.check_recipe(recipe)
-    for tracker in recipe.trackers:
-        if importlib.util.find_spec(tracker) is None:  # accelerate would leave it out without a word
-            raise TepoError(f"trackers: {tracker} is not installed: pip install 'tepo[{tracker}]'")
-    with Session.open(recipe, model=str(start) if start else None) as session:
-        if start is None:
-            folder.create(recipe)
-        Trainer(recipe, session, folder, console).run(start)
-    return folder.path
+    return start
 
 
 class Trainer:
     """One run. Its whole state is: the model, the optimizer, the step, the place in the data, the rollout in use."""
 
-    def __init__(self, recipe: Recipe, session: Session, folder: RunFolder, console: Console) -> None:
+    def __init__(
+        self, recipe: Recipe, session: Session, folder: RunFolder, console: Console, ranks: Ranks | None = None
+    ) -> None:
         self.recipe = recipe
         self.session = session
         self.folder = folder
         self.console = console
+        self.ranks = ranks or Ranks()
         self.objective = recipe.objective.build()
         self.accelerator = Accelerator(
             cpu=session.policy.device.type == "cpu",
@@ -78,6 +89,7 @@ class Trainer:
         self.updater = Updater(
             session.policy, self.objective, recipe.trainer, self._reference(), backward=self.accelerator.backward,
             critic=self._critic(), process=self._process(), correction=Correction.of(recipe.rollout),
+            ranks=self.ranks,
         )  # fmt: skip
         self.tracker = ValueTracker() if "baseline" in self.objective.reads else None
         self.stream = PromptStream(session.train, derive_seed(recipe.seed, "prompts"))
@@ -272,7 +284,9 @@ class Trainer:
             "evaluations": self.evaluations,
         }
         policy, keep = self.session.policy, self.recipe.checkpoint.keep
-        return checkpoint.save_checkpoint(self.folder.checkpoints, self.step, policy, state, keep)
+        return self.ranks.on_writer(
+            lambda: checkpoint.save_checkpoint(self.folder.checkpoints, self.step, policy, state, keep)
+        )
 
     def _restore(self, start: Path) -> None:
         """The inverse of `_save`; the weights were loaded with the session."""
