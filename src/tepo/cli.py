@@ -28,7 +28,8 @@ Config = Annotated[str | None, typer.Option("--config", "-c", help="a YAML file 
 
 
 def _fail(message: str) -> NoReturn:
-    print(f"error: {message}", file=sys.stderr)
+    if message:
+        print(f"error: {message}", file=sys.stderr)
     raise typer.Exit(2)
 
 
@@ -42,7 +43,7 @@ def _reports_errors(command: Callable[..., None]) -> Callable[..., None]:
         try:
             command(*args, **kwargs)
         except TepoError as error:
-            _fail(str(error))
+            _fail(str(error) if error.told_here else "")
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
             raise typer.Exit(130) from None
@@ -64,8 +65,10 @@ def train(
 
     recipe = load_recipe(config or DEFAULT_RECIPE, overrides or [])
     from tepo.train import train as run
+    from tepo.train.ranks import leave
 
     run(recipe, resume=resume)
+    leave()
 
 
 @app.command(name="eval")

@@ -7,3 +7,6 @@ class TepoError(Exception):
     The message is complete on its own: it names the thing, says what was found and what is allowed. The
     command line prints it alone, without a traceback, and exits with code 2.
     """
+
+    told_here: bool = True
+    """False where another process of the run tells the same error."""

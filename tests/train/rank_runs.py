@@ -16,32 +16,32 @@ from tepo.train import train
 
 SETTINGS = [
     "trainer.steps=5", "trainer.prompts_per_rollout=6", "trainer.responses_per_prompt=4",
-    "trainer.updates_per_rollout=2", "trainer.learning_rate=1e-4", "trainer.warmup_steps=0",
+    "trainer.updates_per_rollout=2", "trainer.learning_rate=2e-5", "trainer.warmup_steps=0",
     "trainer.tokens_per_microbatch=400", "data.test_problems=9", "evaluation.every=null", "evaluation.greedy=false",
-    "checkpoint.every=null",
+    "evaluation.before=false", "evaluation.after=false", "checkpoint.every=null",
 ]  # fmt: skip
+SHORT = "trainer.steps=2"
 RUNS: dict[str, list[str]] = {
-    "tepo": ["objective=tepo"],
+    "tepo": ["objective=tepo", "evaluation.before=true", "evaluation.after=true"],
     "grpo": ["objective=grpo"],
     "dapo": ["objective=dapo", "trainer.dynamic_sampling=true", "trainer.max_sampling_rounds=2"],
     "kl_cov": ["objective=kl_cov", "objective.share=0.05"],
-    "clip_cov": ["objective=clip_cov", "objective.share=0.05", "objective.cov_low=0.01"],
-    "ppo": ["objective=ppo"],
-    "policy_kl": ["objective=policy_kl", "model.lora.rank=4"],
+    "clip_cov": ["objective=clip_cov", "objective.share=0.05", "objective.cov_low=0.01", SHORT],
+    "ppo": ["objective=ppo", SHORT],
+    "lora": ["objective=policy_kl", "model.lora.rank=4", SHORT],
     # One group a step: the second process has nothing to score; and each problem comes twice in a rollout.
     "one_group": ["objective=tepo", "trainer.prompts_per_rollout=2", "data.max_problems=1"],
 }
 """Three groups a step are two for one process and one for the other."""
 
 
-def record(folder: Path, name: str) -> Any:
-    """Each process keeps the gradients that its optimizer takes, at every step."""
-    torch.manual_seed(0)
+def record(folder: Path, name: str) -> list[torch.Tensor]:
+    """A run; -> the gradients that its optimizers take, at every step."""
     gradients: list[torch.Tensor] = []
 
     def keep(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        gradients.append(torch.cat([grad.flatten() for grad in grads]).clone())
+        grads = [p.grad.flatten() for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        gradients.append(torch.cat([torch.zeros(0), *grads]))
 
     handle = register_optimizer_step_pre_hook(keep)
     try:
@@ -53,6 +53,7 @@ def record(folder: Path, name: str) -> Any:
 
 
 def main(folder: Path) -> None:
+    """All runs, below `folder`; each process leaves its gradients in NAME.RANK.pt."""
     for name in RUNS:
         gradients = record(folder, name)
         rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0

@@ -37,7 +37,11 @@ BUCKET = 2**24
 
 
 class SharedError(TepoError):
-    """An error that every process of the run raises: the first of them tells it."""
+    """An error that every process of the run raises: one of them tells it."""
+
+    def __init__(self, message: str, *, told_here: bool) -> None:
+        super().__init__(message)
+        self.told_here = told_here
 
 
 @dataclass(frozen=True)
@@ -103,7 +107,7 @@ class Ranks:
         results = self.exchange((result, fault))
         for _, message in results:
             if message is not None:
-                raise SharedError(message)
+                raise SharedError(message, told_here=self.writer)
         return [value for value, _ in results]  # type: ignore[misc]
 
     def on_writer(self, work: Callable[[], T]) -> T:
@@ -197,7 +201,8 @@ class Ranks:
             if not same:
                 raise SharedError(
                     f"process {rank} has other training problems than process 0: a gold answer that one of them can "
-                    "read is beyond the other's limits (reward.timeout, reward.memory_mb); raise them"
+                    "read is beyond the other's limits (reward.timeout, reward.memory_mb); raise them",
+                    told_here=self.writer,
                 )
 
     def _collective(self, call: Callable[..., Any], *arguments: Any) -> None:
@@ -208,6 +213,12 @@ class Ranks:
                 f"process {self.rank} lost the others ({str(error).splitlines()[0]}): what ended them stands in the "
                 "output of the one that failed; go on with --resume"
             ) from error
+
+
+def leave() -> None:
+    """Part from the other processes, after the last run."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 class ReadFolder(RunFolder):

@@ -132,7 +132,8 @@ class Trainer:
             if config.evaluation.after:
                 self._evaluate(display, greedy=config.evaluation.greedy)
             final = self._save()
-        self.accelerator.end_training()
+        for tracker in self.accelerator.trackers:  # end_training would part the processes as well
+            tracker.finish()
         self._finish(final)
 
     def _one_step(self) -> dict[str, float]:
