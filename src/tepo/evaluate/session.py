@@ -15,7 +15,7 @@ from tepo.errors import TepoError
 from tepo.evaluate.accuracy import Accuracy, evaluate
 from tepo.policy import Policy, load_model
 from tepo.rewards.reward import RewardFunction
-from tepo.rollout import Engine, Sampling, open_engine
+from tepo.rollout import Engine, Sampling, check_engine, open_engine
 from tepo.seeds import derive_seed
 
 SHOWN_IDS = 5
@@ -89,8 +89,16 @@ class Session:
         )  # fmt: skip
         try:
             session._check_golds()
-            session.train, long_train = drop_long_prompts(session.train, session.render, limit)
-            session.test, long_test = drop_long_prompts(session.test, session.render, limit)
+            lengths: list[int] = []
+
+            def render(problem: Problem) -> list[int]:
+                ids = session.render(problem)
+                lengths.append(len(ids))
+                return ids
+
+            session.train, long_train = drop_long_prompts(session.train, render, limit)
+            session.test, long_test = drop_long_prompts(session.test, render, limit)
+            check_engine(recipe, max(length for length in lengths if length <= limit))
         except BaseException:
             session.close()
             raise
@@ -122,8 +130,14 @@ class Session:
                 self.notes += (f"nothing is correct for {len(unreadable)} held-out problems, {shown}{more}",)
 
     def render(self, problem: Problem) -> list[int]:
-        """The token ids of a prompt."""
-        return render_prompt(problem, self.policy.tokenizer, self.template, self.task.system, self.task.instruction)
+        """The token ids of a prompt. Raises TepoError for one that the model has no embedding for."""
+        ids = render_prompt(problem, self.policy.tokenizer, self.template, self.task.system, self.task.instruction)
+        if max(ids) >= self.policy.vocabulary:
+            raise TepoError(
+                f"model.name = {self.recipe.model.name!r}: its tokenizer makes token {max(ids)} of problem "
+                f"{problem.id}, and its vocabulary has {self.policy.vocabulary}; they do not belong together"
+            )
+        return ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of a response without special tokens."""

@@ -53,9 +53,10 @@ def train(recipe: Recipe, *, resume: bool = False, console: Console | None = Non
         if importlib.util.find_spec(tracker) is None:  # accelerate would leave it out without a word
             raise TepoError(f"trackers: {tracker} is not installed: pip install 'tepo[{tracker}]'")
     with ranks.open(recipe, model=str(start) if start else None) as session:
+        trainer = Trainer(recipe, session, folder, console, ranks)
         if start is None:
             ranks.on_writer(lambda: folder.create(recipe))
-        Trainer(recipe, session, folder, console, ranks).run(start)
+        trainer.run(start)
     return folder.path
 
 
