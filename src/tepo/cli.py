@@ -32,7 +32,8 @@ STOPPED = 75
 
 
 def _fail(message: str) -> NoReturn:
-    print(f"error: {message}", file=sys.stderr)
+    if message:
+        print(f"error: {message}", file=sys.stderr)
     raise typer.Exit(2)
 
 
@@ -46,9 +47,10 @@ def _reports_errors(command: Callable[..., None]) -> Callable[..., None]:
         try:
             command(*args, **kwargs)
         except TepoError as error:
-            _fail(str(error))
+            _fail(str(error) if error.told_here else "")
         except Stopped as stopped:
-            print(stopped, file=sys.stderr)
+            if stopped.told_here:
+                print(stopped, file=sys.stderr)
             raise typer.Exit(STOPPED) from None
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
@@ -101,9 +103,16 @@ def train(
         recipe, checkpoint = recipe_to_resume(Path(folders[0]), config, settings)
     else:
         recipe, checkpoint = load_recipe(config or DEFAULT_RECIPE, settings), None
+    from tepo.errors import Stopped
     from tepo.train import train as run
+    from tepo.train.ranks import leave
 
-    run(recipe, resume=resume, checkpoint=checkpoint, allow_changes=allow_changes)
+    try:
+        run(recipe, resume=resume, checkpoint=checkpoint, allow_changes=allow_changes)
+    except Stopped:
+        leave()
+        raise
+    leave()
 
 
 @app.command(name="eval")

@@ -8,6 +8,9 @@ class TepoError(Exception):
     command line prints it alone, without a traceback, and exits with code 2.
     """
 
+    told_here: bool = True
+    """False where another process of the run tells the same error."""
+
 
 class Diverged(TepoError):
     """The weights are of no use any more: what is saved of them would not be gone on from."""
@@ -15,3 +18,6 @@ class Diverged(TepoError):
 
 class Stopped(Exception):
     """A signal ended a run before its last step. It is saved; the message says where."""
+
+    told_here: bool = True
+    """False where another process of the run says it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
@@ -10,6 +10,8 @@ from tepo.config.base import Section
 from tepo.config.data import DataConfig, RewardConfig
 from tepo.config.verl import VerlConfig
 from tepo.objectives import Objective, get_objective
+
+Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class ObjectiveConfig(Section):
@@ -124,7 +126,7 @@ class TrainerConfig(Section):
         "constant", description="after the warm-up, down to 0 at the last step"
     )
     weight_decay: float = Field(0.0, ge=0)
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
     max_grad_norm: float = Field(1.0, gt=0, description="gradients with a larger norm are scaled down to it")
     dynamic_sampling: bool = Field(
         False,

@@ -59,6 +59,10 @@ def _read_jsonl(path: Path) -> Iterator[Row]:
                 row = json.loads(line.decode("utf-8-sig"))
             except UnicodeDecodeError as error:
                 raise TepoError(f"{place}: byte {error.start + 1} is not UTF-8; the file must be UTF-8") from error
+            except RecursionError:
+                raise TepoError(
+                    f"{place}: nested too deeply; each line must be one object with named columns"
+                ) from None
             except json.JSONDecodeError as error:
                 shown = line.decode("utf-8", "replace").strip()[:60]
                 raise TepoError(
@@ -72,6 +76,8 @@ def _read_json(path: Path) -> Iterator[Row]:
         rows = json.loads(path.read_text("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise TepoError(f"{path}: byte {error.start + 1} is not UTF-8; the file must be UTF-8") from error
+    except RecursionError:
+        raise TepoError(f"{path}: nested too deeply; the file must be a list of objects") from None
     except json.JSONDecodeError as error:
         raise TepoError(
             f"{path}, line {error.lineno}: not JSON ({error.msg}); the file must be a list of objects"

@@ -20,10 +20,13 @@ class BrokenOff(BaseException):
 class StopSignals:
     """A context manager that catches the signals; the second one acts as it would have without.
 
+    breaks: whether BrokenOff is raised at all: of several processes that exchange results, none can break off alone.
+
     Signals reach the main thread alone: elsewhere nothing is caught, and `requested` stays false.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, breaks: bool = True) -> None:
+        self.breaks = breaks
         self.requested = False
         self._breakable = False
         self._before: dict[signal.Signals, Any] = {}
@@ -53,9 +56,9 @@ class StopSignals:
     @contextmanager
     def breakable(self) -> Iterator[None]:
         """Within, a signal raises BrokenOff at once; one that came before does so here."""
-        self._breakable = True
+        self._breakable = self.breaks
         try:
-            if self.requested:
+            if self.requested and self.breaks:
                 raise BrokenOff
             yield
         finally:

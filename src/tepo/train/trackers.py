@@ -24,13 +24,15 @@ def check_installed(names: Sequence[str]) -> None:
 class Trackers:
     """TensorBoard in the run folder, and others by name. One that fails is told once and left out from then on.
 
-    step: where the run goes on; what a TensorBoard file of before says of later steps is hidden, and W&B and trackio go
-    on with the run of the same identity and name.
+    folder: of the run; None shows nothing. step: where the run goes on; what a TensorBoard file of before says of later
+    steps is hidden, and W&B and trackio go on with the run of the same identity and name.
     """
 
-    def __init__(self, folder: RunFolder, recipe: Recipe, step: int, warn: Callable[[str], None]) -> None:
+    def __init__(self, folder: RunFolder | None, recipe: Recipe, step: int, warn: Callable[[str], None]) -> None:
         self.warn = warn
         self.trackers: dict[str, GeneralTracker] = {}
+        if folder is None:
+            return
         name = folder.path.name
         options: dict[str, dict[str, Any]] = {
             "tensorboard": {"logging_dir": folder.path, "purge_step": step + 1 if step else None},

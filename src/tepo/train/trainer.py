@@ -25,6 +25,7 @@ from tepo.train.display import Display, accuracy_text, final_table
 from tepo.train.mismatch import Correction
 from tepo.train.parts import critic, degenerate_settings, process_scorer, reference_policy
 from tepo.train.random_state import random_state, seed_all, set_random_state
+from tepo.train.ranks import Ranks
 from tepo.train.resume import Start, begin_again, put_newer_aside
 from tepo.train.run_folder import CLOCK, RunFolder
 from tepo.train.sample import Collector, Rollout, Sample
@@ -52,18 +53,24 @@ def train(
     Raises TepoError for whatever in the recipe cannot be used; a new run writes nothing before everything is loaded.
     Raises Stopped when a signal ended the run before its last step; it is saved.
     """
-    console = console or Console()
-    folder = RunFolder(Path(recipe.output))
+    ranks = Ranks.start(recipe.model.device)
+    console = (console or Console()) if ranks.writer else Console(quiet=True)
+    folder = ranks.folder(Path(recipe.output))
     check_installed(recipe.trackers)
-    try:
-        start = begin_again(folder, recipe, checkpoint, allow_changes) if resume else None
-        if start is None:
+
+    def begin() -> Start | None:
+        if not resume:
             folder.refuse_to_write_over()
+        return begin_again(folder, recipe, checkpoint, allow_changes) if resume else None
+
+    try:
+        start = ranks.on_writer(begin)
         seed_all(derive_seed(recipe.seed, "global"))
-        with Session.open(recipe, model=str(start.checkpoint) if start and start.checkpoint else None) as session:
+        with ranks.open(recipe, model=str(start.checkpoint) if start and start.checkpoint else None) as session:
+            trainer = Trainer(recipe, session, folder, console, ranks)
             if start is None:
-                folder.create(recipe)
-            Trainer(recipe, session, folder, console).run(start)
+                ranks.on_writer(lambda: folder.create(recipe))
+            trainer.run(start)
     finally:
         folder.lock.release()
     return folder.path
@@ -79,17 +86,20 @@ SHOWN = 5
 class Trainer:
     """One run. Its whole state is: the model, the optimizer, the step, the place in the data, the rollout in use."""
 
-    def __init__(self, recipe: Recipe, session: Session, folder: RunFolder, console: Console) -> None:
+    def __init__(
+        self, recipe: Recipe, session: Session, folder: RunFolder, console: Console, ranks: Ranks | None = None
+    ) -> None:
         self.recipe = recipe
         self.session = session
         self.folder = folder
         self.console = console
+        self.ranks = ranks or Ranks()
         self.objective = recipe.objective.build()
         self.accelerator = Accelerator(cpu=session.policy.device.type == "cpu")
         self.updater = Updater(
             session.policy, self.objective, recipe.trainer, reference_policy(recipe, session),
             backward=self.accelerator.backward, critic=critic(recipe, session), process=process_scorer(recipe, session),
-            correction=Correction.of(recipe.rollout),
+            correction=Correction.of(recipe.rollout), ranks=self.ranks,
         )  # fmt: skip
         self.tracker = ValueTracker() if "baseline" in self.objective.reads else None
         self.stream = PromptStream(session.train, derive_seed(recipe.seed, "prompts"))
@@ -104,7 +114,7 @@ class Trainer:
         self.tokens = 0
         self.metrics: dict[str, float] = {}
         self.seconds: dict[str, float] = {}
-        self.signals = StopSignals()
+        self.signals = StopSignals(breaks=self.ranks.size == 1)
         config = recipe.checkpoint
         self.writer = CheckpointWriter(
             folder.checkpoints,
@@ -118,15 +128,16 @@ class Trainer:
         notes = [] if start is None else self._go_on(start)
         steps = self.recipe.trainer.steps
         self.display = Display(self.console, steps, self.step)
-        self.trackers = Trackers(self.folder, self.recipe, self.step, self._warn)
+        self.trackers = Trackers(self.folder if self.ranks.writer else None, self.recipe, self.step, self._warn)
         with self.display, self.signals, closing(self.trackers), closing(self.writer):
             self._introduce(start, notes)
             with suppress(BrokenOff):
                 self._train()
             final = self._save_at_the_end()
-        self.accelerator.end_training()
         if self.step < steps or self._evaluation_is_due():
-            raise Stopped(f"stopped after step {self.step} of {steps}; {final} is saved, --resume goes on from it")
+            stopped = Stopped(f"stopped after step {self.step} of {steps}; {final} is saved, --resume goes on from it")
+            stopped.told_here = self.ranks.writer
+            raise stopped
         self._finish(final)
 
     def _warn(self, message: str) -> None:
@@ -137,7 +148,7 @@ class Trainer:
         while True:
             if self._evaluation_is_due():
                 self._evaluate()
-            if self.step == self.recipe.trainer.steps or self.signals.requested:
+            if self.step == self.recipe.trainer.steps or self.ranks.any(self.signals.requested):
                 return
             if self._due(self.recipe.checkpoint.every):
                 self._save()
@@ -303,7 +314,7 @@ class Trainer:
     def _save(self) -> None:
         """Begin to write a checkpoint of this step, from which the run goes on exactly as it would have."""
         self.writer.wait()
-        if self.writer.newest == self.step:
+        if self.writer.newest == self.step or not self.ranks.writer:
             return
         self.folder.sync()
         policy = self.session.policy
@@ -317,7 +328,7 @@ class Trainer:
         """-> the checkpoint. Raises TepoError when it cannot be written: the run would be lost with it."""
         self._save()
         self.writer.close()
-        if self.writer.newest != self.step:
+        if self.ranks.any(self.ranks.writer and self.writer.newest != self.step):
             raise TepoError(
                 f"the last checkpoint, of step {self.step}, cannot be written; make room and go on with --resume: "
                 "the checkpoints before it are whole"
@@ -326,7 +337,7 @@ class Trainer:
 
     def _go_on(self, start: Start) -> list[str]:
         """Take the state of a checkpoint (the weights were loaded with the session). -> what to tell of it."""
-        notes = [*start.notes, *put_newer_aside(self.folder, start)]
+        notes = [*start.notes, *(put_newer_aside(self.folder, start) if self.ranks.writer else [])]
         if start.checkpoint is not None:
             notes += restore(self, read_state(start.checkpoint), start.changes)
             self.writer.newest = self.step
