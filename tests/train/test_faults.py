@@ -34,12 +34,11 @@ class Broken(Clip):
     def __call__(self, batch: TokenBatch, log_ratio: Tensor, advantages: Tensor) -> tuple[Tensor, Tensor]:
         value, clipped = super().__call__(batch, log_ratio, advantages)
         bad = batch.old_logp < BELOW
-        if self.gradient:
-            # The root of 0: its slope is infinite.
-            value = value + torch.where(bad, (batch.logp - batch.logp.detach()).abs().sqrt(), 0.0)
-        else:
-            value = torch.where(bad, value * torch.nan, value)
-        return value, clipped
+        if not self.gradient:
+            return value.masked_fill(bad, torch.nan), clipped
+        root = torch.zeros_like(value)
+        root[bad] = (batch.logp - batch.logp.detach())[bad].abs().sqrt()  # 0, and its slope is infinite
+        return value + root, clipped
 
 
 BELOW = -3.0
