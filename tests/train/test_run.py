@@ -142,7 +142,7 @@ def test_a_longer_run_has_another_schedule(run: Any) -> None:
 
 
 def test_resume_without_a_run_says_so(run: Any) -> None:
-    with pytest.raises(TepoError, match="holds no run to resume"):
+    with pytest.raises(TepoError, match="holds no run, and so no checkpoint to resume from"):
         run(resume=True)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -14,8 +15,8 @@ from models import model_folder
 STEPS = 300
 EARLY, LATE = (100, 150), (250, STEPS)
 MEMORY = 8 * 2**20
-"""Bytes that the process may be larger between step 250 and 300 than between 100 and 150: verdicts are remembered (up to
-20,000), and freed memory comes back to the system in pieces."""
+"""Bytes that the process may be larger between steps 250 and 300 than between 100 and 150: verdicts are remembered (up
+to 20,000), and freed memory comes back to the system in pieces."""
 FILES = 3
 """A checkpoint that is being written, its folder, a rollout: open at one moment and not at another."""
 
@@ -39,8 +40,6 @@ def test_three_hundred_steps_take_no_more_memory_files_threads_or_processes(tmp_
         "checkpoint.keep=2", "output=run",
     ]  # fmt: skip
     environment = {"PYTHONPATH": ":".join([str(Path(__file__).parent), *sys.path])}
-    import os
-
     process = subprocess.Popen(command, cwd=tmp_path, env=os.environ | environment, stdout=subprocess.DEVNULL)
     metrics, seen = tmp_path / "run" / "metrics.jsonl", []
     watched = psutil.Process(process.pid)

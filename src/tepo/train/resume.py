@@ -77,8 +77,8 @@ def begin_again(folder: RunFolder, recipe: Recipe, checkpoint: Path | None, allo
     """
     if not folder.holds_a_run:
         raise TepoError(
-            f"output = {str(folder.path)!r} holds no run to resume; start one without --resume, or name its folder: "
-            "--resume FOLDER"
+            f"output = {str(folder.path)!r} holds no run, and so no checkpoint to resume from; start one without --resume, "
+            "or name the folder of another: --resume FOLDER"
         )
     changes = _changes(folder, recipe)
     fixed = [line for key, line in changes.items() if key.startswith(FIXED)]

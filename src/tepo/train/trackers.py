@@ -35,7 +35,7 @@ class Trackers:
             return
         name = folder.path.name
         options: dict[str, dict[str, Any]] = {
-            "tensorboard": {"logging_dir": folder.path, "purge_step": step + 1 if step else None},
+            "tensorboard": {"logging_dir": folder.path, "purge_step": step + 1 if step else 0},
             "wandb": {"name": name, "dir": folder.path, "id": folder.identity, "resume": "allow"},
             "trackio": {"name": name, "resume": "allow"},
         }
