@@ -133,6 +133,9 @@ class TrainerConfig(Section):
         description="replace groups whose answers are all right or all wrong by new ones (on accuracy, not on reward)",
     )
     max_sampling_rounds: int = Field(8, ge=1, description="rollouts sampled at most to fill one under dynamic sampling")
+    stop_without_signal: int | None = Field(
+        None, ge=1, description="stop after so many steps in a row in which all responses to a prompt earned the same"
+    )
     overlong_filtering: bool = Field(False, description="leave truncated responses out of the loss")
 
     @model_validator(mode="after")

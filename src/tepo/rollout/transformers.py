@@ -150,8 +150,8 @@ def check_room(cache_tokens: int, capacity: int) -> None:
     """Raise TepoError for a cache without room for a whole response to the longest prompt, `capacity` tokens."""
     if cache_tokens < capacity:
         raise TepoError(
-            f"rollout.cache_tokens = {cache_tokens}: the longest prompt and rollout.max_response_tokens make {capacity} "
-            "tokens; the cache must have room for that many"
+            f"rollout.cache_tokens = {cache_tokens}: the longest prompt and rollout.max_response_tokens make "
+            f"{capacity} tokens; the cache must have room for that many"
         )
 
 

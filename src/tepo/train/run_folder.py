@@ -19,7 +19,15 @@ from tepo.errors import TepoError
 
 REPORTED_PACKAGES = ("tepo", "torch", "transformers", "accelerate", "peft", "math-verify", "datasets", "numpy")
 
-MAY_CHANGE = ("output", "trainer.steps", "trainer.tokens_per_microbatch", "evaluation.", "checkpoint.", "trackers")
+MAY_CHANGE = (
+    "output",
+    "trainer.steps",
+    "trainer.tokens_per_microbatch",
+    "trainer.stop_without_signal",
+    "evaluation.",
+    "checkpoint.",
+    "trackers",
+)
 """Keys that may change when a run is resumed: they do not alter what was done, only what follows or is shown."""
 
 

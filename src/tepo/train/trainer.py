@@ -33,6 +33,7 @@ from tepo.train.mismatch import Correction
 from tepo.train.ranks import Ranks
 from tepo.train.run_folder import RunFolder
 from tepo.train.sample import Collector, Rollout
+from tepo.train.signal import SignalWatch
 from tepo.train.tracker import ValueTracker
 from tepo.train.update import Updater, learning_rate_at
 
@@ -102,6 +103,7 @@ class Trainer:
         self.evaluations: list[dict[str, Any]] = []
         self.skipped = 0
         self.warned = False
+        self.watch = SignalWatch(self.objective, recipe.trainer.stop_without_signal)
         self.tokens = 0
         self.seconds: dict[str, float] = {}
 
@@ -125,6 +127,8 @@ class Trainer:
                 self._warn_of_mismatch(metrics, display)
                 metrics["tokens_per_second"] = (self.tokens - first_token) / (time.monotonic() - began)
                 self._log(metrics, display)
+                if silence := self.watch(metrics):
+                    display.note(f"note: {silence}", "yellow")
                 last = self.step == config.trainer.steps
                 if self._due(config.evaluation.every) and not last:
                     self._evaluate(display)
