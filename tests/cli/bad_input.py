@@ -26,6 +26,12 @@ class Case:
     process: bool = False
 
     @property
+    def needs(self) -> str | None:
+        """The package of an extra without which the message is another one."""
+        extras = {"gym:": "reasoning_gym", "lora.targets": "peft"}
+        return next((package for mark, package in extras.items() if mark in " ".join(self.arguments)), None)
+
+    @property
     def command(self) -> str:
         return " ".join(["tepo", *(f"'{part}'" if set(part) & set(' ()[]{}$*"') else part for part in self.arguments)])
 
@@ -134,7 +140,7 @@ RECIPES = [
     train("attribute that is not there", "objective=own:OBJECTIVE", named="OBJECTIVE"),
     train("attribute that is no objective", "objective=own:NUMBER", named="int"),
     train("module that fails", "objective=failing:OBJECTIVE", named="ZeroDivisionError"),
-    train("module without an attribute", "objective=own:", named="module:attribute"),
+    train("two attributes of a module", "objective=own:a:b", named="module:attribute"),
     train("not key=value", "trainer.steps", named=("trainer.steps", "key=value")),
     train("key alone missing", "=3", named="key=value"),
     train("space in a key", "trainer. steps=3", named="trainer. steps"),
@@ -186,7 +192,7 @@ DATA = [
     data("same id twice", "same_id.jsonl", "line 2", "data.columns.id=id"),
     data("object for an id", "object_id.jsonl", "line 1", "data.columns.id=id"),
     data("one problem", "one.jsonl", "held out"),
-    data("no answer that can be read", "unreadable.jsonl", "reward.verifier"),
+    data("no answer that can be read", "unreadable.jsonl", "reward.verifier", "reward.verifier=integer"),
     train(
         "only held-out problems",
         "data=good.jsonl",
@@ -246,7 +252,7 @@ EVALUATIONS = [
     tepo("data twice", "eval", "embedded", "--data", "aime24,aime24", named="aime24"),
     tepo("data in no file", "eval", "embedded", "--data", "gsm8k=nothing.jsonl", named="nothing.jsonl"),
     tepo("no samples", "eval", "embedded", "-k", "0", named="samples"),
-    tepo("samples in words", "eval", "embedded", "-k", "many", named="many"),
+    tepo("samples in words", "eval", "embedded", "-k", "many", named="--samples"),
     tepo("negative temperature", "eval", "embedded", "-t", "-1", named="temperature"),
     tepo("several greedy samples", "eval", "embedded", "-k", "4", "-t", "0", named="greedy"),
     tepo("output that is a file", "eval", "embedded", "-o", "file", named="file"),
@@ -263,7 +269,7 @@ COMMANDS = [
     tepo("option of no such name", "train", "--resum", named="--resum"),
     tepo("recipe of no such name", "recipes", "arithmetc", named="did you mean arithmetic"),
     tepo("objectives with an argument", "objectives", "tepo", named="tepo"),
-    tepo("verl without a recipe", "verl", named="RECIPE"),
+    tepo("verl without a recipe", "verl", named="recipe"),
     tepo("verl with an unknown recipe", "verl", "tepo-9gpu", named="did you mean tepo-8gpu"),
     tepo("verl with the embedded model", "verl", "arithmetic", named="embedded"),
     tepo("verl with a key that is not there", "verl", "tepo-8gpu", "verl.gpu=8", named="verl.gpu"),

@@ -138,6 +138,9 @@ class TrainerConfig(Section):
         ge=1,
         description="steps in a row whose loss or gradient is not finite (they are skipped) before a run stops",
     )
+    stop_without_signal: int | None = Field(
+        None, ge=1, description="stop after so many steps in a row in which all responses to a prompt earned the same"
+    )
     overlong_filtering: bool = Field(False, description="leave truncated responses out of the loss")
 
     @model_validator(mode="after")

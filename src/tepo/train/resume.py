@@ -17,8 +17,8 @@ from tepo.train.files import told_to_the_user
 from tepo.train.run_folder import RunFolder
 
 HARMLESS = (
-    "output", "trackers", "verl.", "checkpoint.", "evaluation.",
-    "trainer.tokens_per_microbatch", "trainer.skip_limit", "model.device", "model.gradient_checkpointing",
+    "output", "trackers", "verl.", "checkpoint.", "evaluation.", "model.device", "model.gradient_checkpointing",
+    "trainer.tokens_per_microbatch", "trainer.skip_limit", "trainer.stop_without_signal",
     "reward.workers", "rollout.batch_size", "rollout.cache_tokens", "rollout.vllm_memory",
 )  # fmt: skip
 """Keys (or how they begin) that may change in a resumed run: they alter what is shown and kept, or rounding alone."""
@@ -77,8 +77,8 @@ def begin_again(folder: RunFolder, recipe: Recipe, checkpoint: Path | None, allo
     """
     if not folder.holds_a_run:
         raise TepoError(
-            f"output = {str(folder.path)!r} holds no run, and so no checkpoint to resume from; start one without --resume, "
-            "or name the folder of another: --resume FOLDER"
+            f"output = {str(folder.path)!r} holds no run, and so no checkpoint to resume from; start one without "
+            "--resume, or name the folder of another: --resume FOLDER"
         )
     changes = _changes(folder, recipe)
     fixed = [line for key, line in changes.items() if key.startswith(FIXED)]

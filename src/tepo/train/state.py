@@ -33,6 +33,7 @@ def capture(trainer: Trainer) -> dict[str, Any]:
         "tokens": trainer.tokens,
         "skipped": trainer.skipped,
         "warned": trainer.warned,
+        "silent": trainer.watch.silent,
         "evaluations": trainer.evaluations,
         "random": random_state(),
         "stream": trainer.stream.state_dict(),
@@ -52,7 +53,7 @@ def restore(trainer: Trainer, state: Mapping[str, Any], changed: Collection[str]
     """
     notes: list[str] = []
     trainer.step, trainer.tokens, trainer.warned = state["step"], state["tokens"], state["warned"]
-    trainer.skipped = dict(state["skipped"])
+    trainer.skipped, trainer.watch.silent = dict(state["skipped"]), state["silent"]
     trainer.evaluations = list(state["evaluations"])
     updater = trainer.updater
     load_optimizer_state(updater.optimizer, state["optimizer"])

@@ -29,6 +29,7 @@ from tepo.train.ranks import Ranks
 from tepo.train.resume import Start, begin_again, put_newer_aside
 from tepo.train.run_folder import CLOCK, RunFolder
 from tepo.train.sample import Collector, Rollout, Sample
+from tepo.train.signal import SignalWatch
 from tepo.train.state import capture, restore
 from tepo.train.stopping import BrokenOff, StopSignals
 from tepo.train.trackers import Trackers, check_installed
@@ -111,6 +112,7 @@ class Trainer:
         self.evaluations: list[dict[str, Any]] = []
         self.skipped = {"in_a_row": 0, "in_all": 0}
         self.warned = False
+        self.watch = SignalWatch(self.objective, recipe.trainer.stop_without_signal)
         self.tokens = 0
         self.metrics: dict[str, float] = {}
         self.seconds: dict[str, float] = {}
@@ -156,7 +158,10 @@ class Trainer:
             metrics["tokens_per_second"] = (self.tokens - first_token) / (time.monotonic() - began)
             self._log(metrics)
             self.writer.poll()
-            self._stop_after_too_many_skipped()
+            with self._nothing_happened_if_it_fails():
+                self._stop_after_too_many_skipped()
+                if silence := self.watch(metrics):
+                    self.display.note(f"note: {silence}", "yellow")
 
     def _one_step(self) -> dict[str, float]:
         """One optimizer step, after a new rollout if the last one is used up. -> its metrics."""

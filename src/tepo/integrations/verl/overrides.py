@@ -26,6 +26,7 @@ WITHOUT_COUNTERPART = {
     "evaluation.save_every": "verl writes a validation when it is complete",
     "trainer.critic_learning_rate": "no objective that trains a critic runs in verl",
     "trainer.max_sampling_rounds": "verl samples until the batch is full",
+    "trainer.stop_without_signal": "verl does not stop for it",
     "trainer.overlong_filtering": "verl keeps truncated responses in the loss; reward.overlong punishes them",
 }
 """Keys that must be left at their default, and why."""
