@@ -287,7 +287,7 @@ class Trainer:
         more = ", ..." if len(blamed) > SHOWN else ""
         self._warn(
             f"step {self.step} was skipped, its loss or gradient is not finite ({self.skipped['in_all']} so far); "
-            f"{len(blamed)} responses make it so (problems {ids}{more}): {self.folder.skipped}"
+            f"responses that make it so: {len(blamed)} (problems {ids}{more}): {self.folder.skipped}"
         )
 
     def _stop_after_too_many_skipped(self) -> None:
