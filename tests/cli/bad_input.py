@@ -162,7 +162,7 @@ RECIPES = [
 DATA = [
     train("task of no such name", "data=arithmetik", named="arithmetic"),
     train("file that is not there", "data=nothing.jsonl", named="nothing.jsonl"),
-    train("folder in place of a file", "data=folder.jsonl", named="folder.jsonl"),
+    train("folder in place of a file", "data=folder.jsonl", named=("folder.jsonl", "is a folder")),
     train("file of another kind", "data.name=gsm8k", "data.file=rows.csv", named=("rows.csv", ".jsonl")),
     train("pattern that matches nothing", "data=part-*.jsonl", named="part-*.jsonl"),
     data("empty file", "empty.jsonl", "no rows"),
