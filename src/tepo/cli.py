@@ -27,6 +27,10 @@ Overrides = Annotated[
 Config = Annotated[str | None, typer.Option("--config", "-c", help="a YAML file or the name of a packaged recipe")]
 
 
+STOPPED = 75
+"""Exit status of a run that a signal stopped, and that `--resume` goes on with (EX_TEMPFAIL of sysexits.h)."""
+
+
 def _fail(message: str) -> NoReturn:
     if message:
         print(f"error: {message}", file=sys.stderr)
@@ -38,12 +42,16 @@ def _reports_errors(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def wrapped(*args: Any, **kwargs: Any) -> None:
-        from tepo.errors import TepoError
+        from tepo.errors import Stopped, TepoError
 
         try:
             command(*args, **kwargs)
         except TepoError as error:
             _fail(str(error) if error.told_here else "")
+        except Stopped as stopped:
+            if stopped.told_here:
+                print(stopped, file=sys.stderr)
+            raise typer.Exit(STOPPED) from None
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
             raise typer.Exit(130) from None
@@ -57,17 +65,53 @@ def train(
     overrides: Overrides = None,
     config: Config = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="go on from the newest checkpoint of the run folder")
+        bool,
+        typer.Option(
+            "--resume",
+            help="go on from the newest whole checkpoint of the output folder; --resume FOLDER names a run, or one of "
+            "its checkpoints, and brings its recipe",
+        ),
+    ] = False,
+    allow_changes: Annotated[
+        bool, typer.Option("--allow-changes", help="with --resume: also under a recipe that is not that of the run")
     ] = False,
 ) -> None:
-    """Train a model. Without a recipe: worked addition with the embedded model, some minutes on a CPU."""
+    """Train a model. Without a recipe: worked addition with the embedded model, some minutes on a CPU.
+
+    Ctrl-C (SIGINT) and SIGTERM finish the step, save and exit with 75; --resume goes on from there.
+
+    Examples:
+
+        tepo train objective=dapo seed=3 output=runs/dapo-3
+
+        tepo train --resume runs/dapo-3
+
+        tepo train --resume runs/dapo-3/checkpoints/step_80 --allow-changes trainer.learning_rate=1e-4
+    """
     from tepo.config import DEFAULT_RECIPE, load_recipe
 
-    recipe = load_recipe(config or DEFAULT_RECIPE, overrides or [])
+    settings = overrides or []
+    if allow_changes and not resume:
+        _fail("--allow-changes goes with --resume")
+    folders = [word for word in settings if resume and ("=" not in word or Path(word).is_dir())]
+    settings = [word for word in settings if word not in folders]
+    if len(folders) > 1:
+        _fail(f"--resume takes one folder, and here are {len(folders)}: {', '.join(folders)}")
+    if folders:
+        from tepo.train.resume import recipe_to_resume
+
+        recipe, checkpoint = recipe_to_resume(Path(folders[0]), config, settings)
+    else:
+        recipe, checkpoint = load_recipe(config or DEFAULT_RECIPE, settings), None
+    from tepo.errors import Stopped
     from tepo.train import train as run
     from tepo.train.ranks import leave
 
-    run(recipe, resume=resume)
+    try:
+        run(recipe, resume=resume, checkpoint=checkpoint, allow_changes=allow_changes)
+    except Stopped:
+        leave()
+        raise
     leave()
 
 

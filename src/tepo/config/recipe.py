@@ -133,6 +133,11 @@ class TrainerConfig(Section):
         description="replace groups whose answers are all right or all wrong by new ones (on accuracy, not on reward)",
     )
     max_sampling_rounds: int = Field(8, ge=1, description="rollouts sampled at most to fill one under dynamic sampling")
+    skip_limit: int = Field(
+        10,
+        ge=1,
+        description="steps in a row whose loss or gradient is not finite (they are skipped) before a run stops",
+    )
     stop_without_signal: int | None = Field(
         None, ge=1, description="stop after so many steps in a row in which all responses to a prompt earned the same"
     )
@@ -169,6 +174,21 @@ class CheckpointConfig(Section):
 
     every: int | None = Field(None, ge=1, description="save after so many steps as well")
     keep: int | None = Field(None, ge=1, description="keep only the newest so many")
+    best: str | None = Field(
+        None,
+        description="and the one that is best by this metric of its step: one of metrics.jsonl, eval/accuracy or "
+        "eval/greedy_accuracy",
+    )
+    smaller_is_better: bool = Field(False, description="of the metric `best`")
+    background: bool = Field(
+        True, description="write while the run goes on, from a copy in main memory (weights and optimizer state)"
+    )
+
+    @model_validator(mode="after")
+    def _best_of_those_that_are_kept(self) -> Self:
+        if self.best is not None and self.keep is None:
+            raise ValueError("checkpoint.best has no meaning without checkpoint.keep: all checkpoints are kept")
+        return self
 
 
 class Recipe(Section):

@@ -19,6 +19,7 @@ from tepo.train.credit import set_advantages, shared_tokens
 from tepo.train.critic import Critic
 from tepo.train.microbatch import plan_microbatches
 from tepo.train.mismatch import Correction, measure, sampled_logps
+from tepo.train.nonfinite import Blame, blame
 from tepo.train.ranks import Ranks
 from tepo.train.sample import Sample, fill, stack
 
@@ -62,6 +63,7 @@ class Updater:
             _decay_groups(policy, config.weight_decay), lr=config.learning_rate, betas=config.betas, fused=True
         )
         self.old_head: Head | None = None
+        self.blamed: list[Blame] = []
 
     def contributes(self, sample: Sample) -> bool:
         """Whether a sample can have a gradient: exactly, not nearly. The others are left out of every forward pass."""
@@ -128,7 +130,7 @@ class Updater:
         """One optimizer step on a mini-batch; -> metrics of the objective, `grad_norm`, `skipped`.
 
         The denominators count every sample of the mini-batch that is in the loss, also those left out of the forward
-        passes. A step whose gradient is not finite is skipped.
+        passes. A step whose loss or gradient is not finite changes nothing (`skipped`), and `blamed` says why.
         """
         counted = [sample for sample in samples if sample.in_loss]
         active = [sample for sample in counted if self.contributes(sample)]
@@ -148,20 +150,22 @@ class Updater:
         metrics = combine_metrics(parts) | combine_metrics(mismatches)
         self.ranks.add_gradients(self.parameters)
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm)) if active else 0.0
-        finite = math.isfinite(norm)
+        if self.critic is not None:
+            self.ranks.add_gradients(list(self.critic.trained.values()))
+            metrics["critic_grad_norm"] = self.critic.clip(self.config.max_grad_norm)
+        finite = all(math.isfinite(x) for x in (norm, metrics.get("loss", 0.0), metrics.get("critic_grad_norm", 0.0)))
         if finite:
             for group in self.optimizer.param_groups:
                 group["lr"] = learning_rate
             self.optimizer.step()
             if self.critic is not None:
-                self.ranks.add_gradients(list(self.critic.trained.values()))
-                metrics["critic_grad_norm"] = self.critic.step(
-                    learning_rate / self.config.learning_rate, self.config.max_grad_norm
-                )
-        self.optimizer.zero_grad()
-        if self.critic is not None:
-            self.critic.optimizer.zero_grad()
-        self.objective = self.objective.adapted(metrics)
+                self.critic.step(learning_rate / self.config.learning_rate)
+        self.blamed = (
+            [] if finite else blame(active, self.objective.surrogate.pairs, lambda part: self._alone(part, totals))
+        )
+        self._zero_gradients()
+        if finite:
+            self.objective = self.objective.adapted(metrics)
         return metrics | {
             "grad_norm": norm,
             "learning_rate": learning_rate,
@@ -169,6 +173,20 @@ class Updater:
             "tokens": float(sum(sample.num_tokens for sample in counted)),
             "active_tokens": float(sum(tokens for _, tokens in mismatches)),
         }
+
+    def _alone(self, samples: Sequence[Sample], totals: Totals) -> tuple[float, float]:
+        """The loss of samples and the norm of its gradient, without those of the others of the step."""
+        self._zero_gradients()
+        out = self.objective(self._batch(samples), totals)
+        self.backward(out.loss)
+        parameters = [*self.parameters, *(self.critic.trained.values() if self.critic else ())]
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        return float(out.loss.detach()), float(torch.nn.utils.get_total_norm(gradients))
+
+    def _zero_gradients(self) -> None:
+        self.optimizer.zero_grad()
+        if self.critic is not None:
+            self.critic.optimizer.zero_grad()
 
     def _microbatches(self, samples: Sequence[Sample]) -> list[list[Sample]]:
         together = [sample.group for sample in samples] if self.objective.surrogate.pairs else None
