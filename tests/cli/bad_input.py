@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import io
 import os
 import re
@@ -240,8 +241,14 @@ OUTPUT = [
     train("run folder below a file", "output=file/run", named="file/run"),
     train("folder that nobody can make", "output=/proc/run", named="/proc/run"),
     train("folder that holds a run", "output=run", named="--resume"),
-    train("nothing to resume", "--resume", "output=folder", named="no checkpoint"),
+    train("nothing to resume", "--resume", "output=folder", named=("folder", "holds no run")),
     train("resume from no run", "--resume", "output=nowhere", named="nowhere"),
+    train("resume of a folder that is not there", "--resume", "nowhere", named="nowhere"),
+    train("resume of a folder without a run", "--resume", "folder", named="holds no run"),
+    train("resume of two folders", "--resume", "folder", "run", named="takes one folder"),
+    train("resume under another recipe", "--resume", "output=run", named=("differs in", "trainer.steps")),
+    train("changes without a run", "--allow-changes", named="--resume"),
+    train("folder in use by another run", "output=busy", named=("busy", "in use", "process 1")),
     train("empty name", "output=", named="output"),
 ]
 
@@ -353,11 +360,20 @@ def make_folder(folder: Path) -> None:
     (folder / "no_weights" / "model.safetensors").unlink()
     for file in (folder / "no_tokenizer").glob("token*"):
         file.unlink()
+    _lock(folder / "busy")
     _few_weights(folder / "few_weights")
     model_folder(folder / "no_end", eos_token_id=None)
     character_tokenizer(eos_token=None).save_pretrained(folder / "no_end")
     model_folder(folder / "small_vocabulary", vocabulary=12)
     _encoder(folder / "encoder")
+
+
+def _lock(folder: Path) -> None:
+    """As another run holds it."""
+    folder.mkdir()
+    descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT)
+    os.pwrite(descriptor, b"process 1 on another machine\n", 0)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)  # until this process ends
 
 
 def _few_weights(folder: Path) -> None:
