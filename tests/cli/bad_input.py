@@ -14,7 +14,8 @@ from pathlib import Path
 
 from models import character_tokenizer, model_folder, tiny_model
 
-TRAIN, EVAL, VERL = "tepo train", "tepo eval", "tepo verl"
+from tepo.config import load_recipe
+from tepo.train.run_folder import to_yaml
 
 
 @dataclass(frozen=True)
@@ -246,7 +247,9 @@ OUTPUT = [
     train("resume of a folder that is not there", "--resume", "nowhere", named="nowhere"),
     train("resume of a folder without a run", "--resume", "folder", named="holds no run"),
     train("resume of two folders", "--resume", "folder", "run", named="takes one folder"),
-    train("resume under another recipe", "--resume", "output=run", named=("differs in", "trainer.steps")),
+    train(
+        "resume under another recipe", "--resume", "output=run", "seed=3", named=("differs in", "seed: 0 then, 3 now")
+    ),
     train("changes without a run", "--allow-changes", named="--resume"),
     train("folder in use by another run", "output=busy", named=("busy", "in use", "process 1")),
     train("empty name", "output=", named="output"),
@@ -334,7 +337,6 @@ FILES = {
     "number.yaml": b"3: 4\n",
     "own.py": b"NUMBER = 3\n\ndef score(responses):\n    return []\n",
     "failing.py": b"1 / 0\n",
-    "run/config.yaml": b"seed: 1\n",
     "folder/notes.txt": b"precious",
     "other/eval.json": b"{}",
     "broken_eval/settings.json": b"{",
@@ -361,6 +363,8 @@ def make_folder(folder: Path) -> None:
     for file in (folder / "no_tokenizer").glob("token*"):
         file.unlink()
     _lock(folder / "busy")
+    (folder / "run").mkdir()
+    (folder / "run" / "config.yaml").write_text(to_yaml(load_recipe("arithmetic", ["output=run"])))
     _few_weights(folder / "few_weights")
     model_folder(folder / "no_end", eos_token_id=None)
     character_tokenizer(eos_token=None).save_pretrained(folder / "no_end")
