@@ -21,11 +21,6 @@ FILES = 3
 """A checkpoint that is being written, its folder, a rollout: open at one moment and not at another."""
 
 
-def odd(response: str, problem: object) -> bool:
-    """A verdict that a random model gets about half of the time."""
-    return sum(map(ord, response)) % 2 == 1
-
-
 def test_three_hundred_steps_take_no_more_memory_files_threads_or_processes(tmp_path: Path) -> None:
     model_folder(tmp_path / "model")
     problems = [{"problem": f"{a}+{b}=", "answer": str(a + b)} for a in range(20) for b in range(20)]
@@ -33,7 +28,7 @@ def test_three_hundred_steps_take_no_more_memory_files_threads_or_processes(tmp_
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
     command = [
         sys.executable, "-m", "tepo", "train", "model=model", "data=train.jsonl", "data.test_file=test.jsonl",
-        "data.template=plain", "data.test_problems=8", "reward.verifier=test_soak:odd", "reward.workers=1",
+        "data.template=plain", "data.test_problems=8", "reward.verifier=verifiers:odd", "reward.workers=1",
         "rollout.max_response_tokens=12", f"trainer.steps={STEPS}", "trainer.prompts_per_rollout=4",
         "trainer.responses_per_prompt=4", "trainer.updates_per_rollout=4", "trainer.dynamic_sampling=true",
         "trainer.learning_rate=1e-4", "objective=aent", "evaluation.every=25", "checkpoint.every=5",

@@ -101,22 +101,23 @@ class RunFolder:
 
     def rewind(self, step: int, rollout: int, evaluations: list[dict[str, Any]]) -> None:
         """Drop what a run wrote after step `step` and rollout `rollout`, so that the resumed run writes it again."""
-        clean(self.checkpoints)
-        for path in (self.metrics, self.skipped):
-            if path.exists():
-                lines = path.read_text(encoding="utf-8", errors="surrogatepass").splitlines()
-                replace_text(path, "".join(line + "\n" for line in lines if _step_of(line) <= step))
-        for file in (self.path / "rollouts").glob("rollout_*.jsonl"):
-            if int(file.stem.removeprefix("rollout_")) > rollout:
-                file.unlink()
-        made = {entry["step"] for entry in evaluations}
-        for file in (self.path / "evaluations").glob("step_*.jsonl"):
-            if int(file.stem.split("_")[1]) not in made:
-                file.unlink()
-        if evaluations:
-            self.write_evaluations(evaluations)
-        else:
-            self.evaluation.unlink(missing_ok=True)
+        with told_to_the_user(self.path):
+            clean(self.checkpoints)
+            for path in (self.metrics, self.skipped):
+                if path.exists():
+                    lines = path.read_text(encoding="utf-8", errors="surrogatepass").splitlines()
+                    replace_text(path, "".join(line + "\n" for line in lines if _step_of(line) <= step))
+            for file in (self.path / "rollouts").glob("rollout_*.*"):
+                if int(file.stem.removeprefix("rollout_")) > rollout:
+                    file.unlink()
+            made = {entry["step"] for entry in evaluations}
+            for file in (self.path / "evaluations").glob("step_*.jsonl"):
+                if int(file.stem.split("_")[1]) not in made:
+                    file.unlink()
+            if evaluations:
+                self.write_evaluations(evaluations)
+            else:
+                self.evaluation.unlink(missing_ok=True)
 
     def append_metrics(self, record: dict[str, float]) -> None:
         self._append(self.metrics, [record])

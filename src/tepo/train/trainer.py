@@ -158,7 +158,7 @@ class Trainer:
             metrics["tokens_per_second"] = (self.tokens - first_token) / (time.monotonic() - began)
             self._log(metrics)
             self.writer.poll()
-            with self._nothing_happened_if_it_fails():
+            with self._saved_if_it_fails():
                 self._stop_after_too_many_skipped()
                 if silence := self.watch(metrics):
                     self.display.note(f"note: {silence}", "yellow")
@@ -187,7 +187,7 @@ class Trainer:
 
     def _new_rollout(self, index: int) -> None:
         updates = self.recipe.trainer.updates_per_rollout
-        with self._nothing_happened_if_it_fails():
+        with self._undone_if_it_fails():
             with self._timed("weights"):
                 self.session.engine.update_weights()
             with self._timed("rollout"):
@@ -205,19 +205,27 @@ class Trainer:
         return answer | {"group": sample.group, "reward": sample.reward, "advantage": sample.advantage}
 
     @contextmanager
-    def _nothing_happened_if_it_fails(self) -> Iterator[None]:
-        """For what comes between two updates: broken off or failed, the run can be saved as it stood before."""
+    def _undone_if_it_fails(self) -> Iterator[None]:
+        """For what comes between two updates: broken off or failed, the run is as it stood before."""
         stream, random = self.stream.state_dict(), random_state()
         tracker = self.tracker.state_dict() if self.tracker else None
+        with self._saved_if_it_fails():
+            try:
+                with self.signals.breakable():
+                    yield
+            except BaseException:
+                self.stream.load_state_dict(stream)
+                set_random_state(random)
+                if self.tracker is not None and tracker is not None:
+                    self.tracker.load_state_dict(tracker)
+                raise
+
+    @contextmanager
+    def _saved_if_it_fails(self) -> Iterator[None]:
         try:
-            with self.signals.breakable():
-                yield
-        except BaseException as error:
-            self.stream.load_state_dict(stream)
-            set_random_state(random)
-            if self.tracker is not None and tracker is not None:
-                self.tracker.load_state_dict(tracker)
-            if isinstance(error, Exception) and not isinstance(error, Diverged) and self.step:
+            yield
+        except Exception as error:
+            if self.step and not isinstance(error, Diverged):
                 self._save()
                 self.writer.wait()
                 if self.writer.newest == self.step:
@@ -236,7 +244,7 @@ class Trainer:
         at_an_end = self.step in (0, self.recipe.trainer.steps)
         kinds = ("sampled", "greedy") if at_an_end and self.recipe.evaluation.greedy else ("sampled",)
         entry: dict[str, Any] = {"step": self.step}
-        with self._nothing_happened_if_it_fails():
+        with self._undone_if_it_fails():
             self.session.engine.update_weights()
             for kind in kinds:
                 result = self.session.evaluate(greedy=kind == "greedy")
@@ -284,7 +292,7 @@ class Trainer:
 
     def _stop_after_too_many_skipped(self) -> None:
         in_a_row = self.skipped["in_a_row"]
-        if in_a_row == self.recipe.trainer.skip_limit:
+        if in_a_row >= self.recipe.trainer.skip_limit:
             raise TepoError(
                 f"the loss or gradient was not finite in {in_a_row} steps in a row (trainer.skip_limit), "
                 f"up to step {self.step}; the weights are as before them, and {self.folder.skipped} has the responses. "
