@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import io
 import os
 import re
@@ -13,7 +14,8 @@ from pathlib import Path
 
 from models import character_tokenizer, model_folder, tiny_model
 
-TRAIN, EVAL, VERL = "tepo train", "tepo eval", "tepo verl"
+from tepo.config import load_recipe
+from tepo.train.run_folder import to_yaml
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,7 @@ RECIPES = [
 DATA = [
     train("task of no such name", "data=arithmetik", named="arithmetic"),
     train("file that is not there", "data=nothing.jsonl", named="nothing.jsonl"),
-    train("folder in place of a file", "data=folder.jsonl", named="folder.jsonl"),
+    train("folder in place of a file", "data=folder.jsonl", named=("folder.jsonl", "is a folder")),
     train("file of another kind", "data.name=gsm8k", "data.file=rows.csv", named=("rows.csv", ".jsonl")),
     train("pattern that matches nothing", "data=part-*.jsonl", named="part-*.jsonl"),
     data("empty file", "empty.jsonl", "no rows"),
@@ -240,8 +242,16 @@ OUTPUT = [
     train("run folder below a file", "output=file/run", named="file/run"),
     train("folder that nobody can make", "output=/proc/run", named="/proc/run"),
     train("folder that holds a run", "output=run", named="--resume"),
-    train("nothing to resume", "--resume", "output=folder", named="no checkpoint"),
+    train("nothing to resume", "--resume", "output=folder", named=("folder", "holds no run")),
     train("resume from no run", "--resume", "output=nowhere", named="nowhere"),
+    train("resume of a folder that is not there", "--resume", "nowhere", named="nowhere"),
+    train("resume of a folder without a run", "--resume", "folder", named="holds no run"),
+    train("resume of two folders", "--resume", "folder", "run", named="takes one folder"),
+    train(
+        "resume under another recipe", "--resume", "output=run", "seed=3", named=("differs in", "seed: 0 then, 3 now")
+    ),
+    train("changes without a run", "--allow-changes", named="--resume"),
+    train("folder in use by another run", "output=busy", named=("busy", "in use", "process 1")),
     train("empty name", "output=", named="output"),
 ]
 
@@ -327,7 +337,6 @@ FILES = {
     "number.yaml": b"3: 4\n",
     "own.py": b"NUMBER = 3\n\ndef score(responses):\n    return []\n",
     "failing.py": b"1 / 0\n",
-    "run/config.yaml": b"seed: 1\n",
     "folder/notes.txt": b"precious",
     "other/eval.json": b"{}",
     "broken_eval/settings.json": b"{",
@@ -353,11 +362,22 @@ def make_folder(folder: Path) -> None:
     (folder / "no_weights" / "model.safetensors").unlink()
     for file in (folder / "no_tokenizer").glob("token*"):
         file.unlink()
+    _lock(folder / "busy")
+    (folder / "run").mkdir()
+    (folder / "run" / "config.yaml").write_text(to_yaml(load_recipe("arithmetic", ["output=run"])))
     _few_weights(folder / "few_weights")
     model_folder(folder / "no_end", eos_token_id=None)
     character_tokenizer(eos_token=None).save_pretrained(folder / "no_end")
     model_folder(folder / "small_vocabulary", vocabulary=12)
     _encoder(folder / "encoder")
+
+
+def _lock(folder: Path) -> None:
+    """As another run holds it."""
+    folder.mkdir()
+    descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT)
+    os.pwrite(descriptor, b"process 1 on another machine\n", 0)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)  # until this process ends
 
 
 def _few_weights(folder: Path) -> None:

@@ -6,13 +6,15 @@ import hashlib
 import importlib.util
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from bad_input import CASES, SECTIONS, Case, Outcome, headers, make_folder, page, run
 from models import character_tokenizer, model_folder
+
+from tepo.config import Recipe
+from tepo.errors import TepoError
+from tepo.train.run_folder import RunFolder
 
 PAGE = Path(__file__).parents[2] / "docs" / "bad-input.md"
 
@@ -70,25 +72,20 @@ def test_every_case_is_another_one() -> None:
 
 
 def test_a_folder_that_may_not_be_written(tmp_path: Path) -> None:
-    """As another user where the tests run as root, who may write everywhere."""
+    """Root may write everywhere: as another user where the tests run as root."""
     locked = tmp_path / "locked"
     locked.mkdir(mode=0o555)
-    for parent in (tmp_path, *tmp_path.parents):
-        if parent.owner() == locked.owner() and parent != Path("/tmp"):
-            parent.chmod(parent.stat().st_mode | 0o055)
-    user = {"user": 65534} if os.geteuid() == 0 else {}
-    code = "import sys; from tepo.train.run_folder import RunFolder; from tepo.config import Recipe\n" + (
-        "from tepo.errors import TepoError; from pathlib import Path\n"
-        "try: RunFolder(Path('locked/run')).create(Recipe())\n"
-        "except TepoError as error: sys.exit(str(error))"
-    )
-    environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1", "HOME": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, **user
-    )  # type: ignore[call-overload]
-    if "TepoError" not in done.stderr and "No module named 'tepo'" in done.stderr:
-        pytest.skip("the other user cannot read the package")
-    assert done.stderr.strip() == "output = 'locked/run' cannot be written: Permission denied"
+    root = os.geteuid() == 0
+    if root:
+        for parent in (tmp_path, *tmp_path.parents):
+            parent.chmod(parent.stat().st_mode | 0o011)
+        os.seteuid(65534)
+    try:
+        with pytest.raises(TepoError, match=r"output = '.*locked/run' cannot be written: Permission denied"):
+            RunFolder(locked / "run").create(Recipe())
+    finally:
+        if root:
+            os.seteuid(0)
     assert not list(locked.iterdir())
 
 
@@ -106,7 +103,7 @@ def test_unicode_survives_a_run_on_a_model_without_padding_or_chat_template(tmp_
     assert tokenizer.pad_token_id is None
     tokenizer.save_pretrained(tmp_path / "model")
     settings = [
-        "model=./model", "data=rows.jsonl", "trainer.steps=2", "trainer.prompts_per_rollout=6", "output=out",
+        "model=./model", "data=rows.jsonl", "trainer.steps=2", "trainer.prompts_per_rollout=8", "output=out",
         "trainer.responses_per_prompt=2", "trainer.updates_per_rollout=2", "rollout.max_response_tokens=4",
         "data.test_problems=4",
     ]  # fmt: skip

@@ -16,7 +16,7 @@ def metrics(step: int, *, active: float = 0.0, equal: float = 1.0) -> dict[str, 
 
 def test_one_note_a_stretch_and_none_after_a_step_that_teaches() -> None:
     watch = SignalWatch(get_objective("dapo"), None)
-    notes = [watch(metrics(step, active=float(step == 5))) for step in range(1, 3 * NOTE_AFTER)]
+    notes = [watch(metrics(step, active=float(step == 5), equal=float(step != 5))) for step in range(1, 3 * NOTE_AFTER)]
     told = [step for step, note in enumerate(notes, start=1) if note]
     assert told == [5 + NOTE_AFTER]
     assert "25% of the prompts all right, 75% all wrong" in str(notes[told[0] - 1])

@@ -41,6 +41,10 @@ def read_files(pattern: str, key: str) -> Iterator[Row]:
         path = Path(name)
         if not is_file_name(name):
             raise TepoError(f"{key}={name}: found a file ending in {path.suffix!r}; allowed are {', '.join(SUFFIXES)}")
+        if path.is_dir():
+            raise TepoError(
+                f"{key}={name}: is a folder; a file is wanted (a pattern such as {name}/*.jsonl takes several)"
+            )
         if not path.is_file():
             raise TepoError(
                 f"{key}={name}: no such file (looked in {Path.cwd() if not path.is_absolute() else path.parent})"

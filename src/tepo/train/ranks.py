@@ -61,6 +61,11 @@ class Ranks:
 
         Raises TepoError for a device that is not there, and for processes that were asked for and not started.
         """
+        if any(os.environ.get(f"ACCELERATE_USE_{kind}", "").lower() == "true" for kind in ("FSDP", "DEEPSPEED")):
+            raise TepoError(
+                "accelerate is to split the model up (FSDP or DeepSpeed), and tepo's processes each hold all of it: "
+                "launch with --multi_gpu; for a model that does not fit there are model.lora and `tepo verl`"
+            )
         asked = "cpu" if device == "auto" and os.environ.get("ACCELERATE_USE_CPU", "").lower() == "true" else device
         found = pick_device(asked)
         state = PartialState(cpu=found.type == "cpu")
