@@ -96,7 +96,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         port = free.getsockname()[1]
     settings = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1"}
     command = [
-        str(Path(sys.executable).parent / "vllm"), "serve", str(folder), "--host", "127.0.0.1", "--port", str(port),
+        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder),
+        "--host", "127.0.0.1", "--port", str(port),
         "--worker-extension-cls", "tepo.rollout.vllm_worker.WeightReceiver", "--logprobs-mode", "processed_logprobs",
         "--dtype", "float32", "--max-model-len", "64", "--enforce-eager", "--gpu-memory-utilization", "0.1",
     ]  # fmt: skip
@@ -112,7 +113,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             time.sleep(1)
         yield f"http://127.0.0.1:{port}"
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 
@@ -137,7 +139,9 @@ def test_no_server_is_an_error_that_says_how_to_start_one() -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))  # never listens
         address = f"http://127.0.0.1:{bound.getsockname()[1]}"
-        with pytest.raises(TepoError, match=rf"rollout.vllm_server = {address} does not answer .*vllm serve MODEL"):
+        with pytest.raises(
+            TepoError, match=rf"rollout.vllm_server = {address} does not answer .*api_server --model MODEL"
+        ):
             VllmServer(Policy(tiny_model(), character_tokenizer()), address, 64)
 
 
