@@ -42,7 +42,7 @@ def assert_same_run(a: Path, b: Path, step: int, weights: str = FULL) -> None:
     rollouts = sorted(path.name for path in (a / "rollouts").iterdir())
     assert rollouts == sorted(path.name for path in (b / "rollouts").iterdir())
     for name in rollouts:
-        assert (a / "rollouts" / name).read_text() == (b / "rollouts" / name).read_text()
+        assert (a / "rollouts" / name).read_bytes() == (b / "rollouts" / name).read_bytes()
 
 
 def test_what_a_run_leaves_behind(run: Any) -> None:

@@ -16,10 +16,19 @@ import yaml
 
 from tepo.config import Recipe
 from tepo.errors import TepoError
+from tepo.train.tokens import RolloutTokens
 
 REPORTED_PACKAGES = ("tepo", "torch", "transformers", "accelerate", "peft", "math-verify", "datasets", "numpy")
 
-MAY_CHANGE = ("output", "trainer.steps", "trainer.tokens_per_microbatch", "evaluation.", "checkpoint.", "trackers")
+MAY_CHANGE = (
+    "output",
+    "trainer.steps",
+    "trainer.tokens_per_microbatch",
+    "evaluation.",
+    "checkpoint.",
+    "trackers",
+    "rollout.save_tokens",
+)
 """Keys that may change when a run is resumed: they do not alter what was done, only what follows or is shown."""
 
 
@@ -83,12 +92,16 @@ class RunFolder:
             lines = self.metrics.read_text(encoding="utf-8").splitlines()
             kept = [line for line in lines if _step_of(line) <= step]
             _replace(self.metrics, "".join(line + "\n" for line in kept))
-        for file in (self.path / "rollouts").glob("rollout_*.jsonl"):
+        texts, tokens = ((self.path / "rollouts").glob(f"rollout_*.{kind}") for kind in ("jsonl", "safetensors"))
+        for file in (*texts, *tokens):
             if int(file.stem.removeprefix("rollout_")) > rollout:
                 file.unlink()
 
     def write_rollout(self, index: int, records: Iterable[dict[str, Any]]) -> None:
         _write_lines(self.path / "rollouts" / f"rollout_{index:06d}.jsonl", records)
+
+    def write_tokens(self, index: int, tokens: RolloutTokens) -> None:
+        tokens.write(self.path / "rollouts" / f"rollout_{index:06d}.safetensors")
 
     def write_responses(self, name: str, records: Iterable[dict[str, Any]]) -> None:
         _write_lines(self.path / "evaluations" / f"{name}.jsonl", records)

@@ -32,6 +32,7 @@ from tepo.train.display import Display, accuracy_text, final_table
 from tepo.train.mismatch import Correction
 from tepo.train.run_folder import RunFolder
 from tepo.train.sample import Collector, Rollout
+from tepo.train.tokens import RolloutTokens
 from tepo.train.tracker import ValueTracker
 from tepo.train.update import Updater, learning_rate_at
 
@@ -136,6 +137,9 @@ class Trainer:
         torch.manual_seed(derive_seed(self.recipe.seed, "step", self.step))  # for objectives that draw tokens
         with self._timed("update"):
             metrics = self.updater.step(samples, learning_rate_at(self.recipe.trainer, self.step))
+        keep = self.recipe.rollout.save_tokens
+        if update == 0 and keep is not None and index % keep == 0:
+            self.folder.write_tokens(index, RolloutTokens.of(self.rollout.samples))
         self.step += 1
         self.tokens += sum(len(sample.response.ids) for sample in samples)
         if self.tracker is not None and update == updates - 1:
