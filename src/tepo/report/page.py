@@ -40,7 +40,10 @@ def plotly_script() -> str:
     return text
 
 
-MARKS = "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
+MARKS = (
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f"
+    "\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
+)
 """Characters that show nothing, or turn the text around them: pages show their code points. Python and JavaScript."""
 
 

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from tepo.config import Recipe, load_recipe
 from tepo.errors import TepoError
+from tepo.train.tokens import RolloutTokens
 
 Record = dict[str, Any]
 
@@ -40,7 +41,7 @@ class Run:
         return cls(
             path,
             load_recipe(config),
-            list(_read_lines(path / "metrics.jsonl")),
+            list(read_lines(path / "metrics.jsonl")),
             evaluation.get("evaluations", []),
             _read_json(path / "environment.json"),
         )
@@ -73,7 +74,18 @@ class Run:
             stored = self.rollouts()
             held = f"{len(stored)}, from {stored[0]} to {stored[-1]}" if stored else "none"
             raise TepoError(f"{self.folder}: rollout {rollout} is not stored; those that are: {held}")
-        return _read_lines(path)
+        return read_lines(path)
+
+    def tokens_path(self, rollout: int) -> Path:
+        """Where the tokens of a rollout lie, if the run keeps them (rollout.save_tokens)."""
+        return self.folder / "rollouts" / f"rollout_{rollout:06d}.safetensors"
+
+    def tokens(self, rollout: int) -> RolloutTokens:
+        """The tokens of one rollout, in the order of its responses. Raises TepoError when they are not stored."""
+        path = self.tokens_path(rollout)
+        if not path.is_file():
+            raise TepoError(f"{self.folder}: the tokens of rollout {rollout} are not stored (rollout.save_tokens)")
+        return RolloutTokens.read(path)
 
     def step_of(self, rollout: int) -> int:
         """The step after which a rollout was sampled: the optimizer steps that its policy had made."""
@@ -99,7 +111,7 @@ def _read_json(path: Path) -> Record:
     return value
 
 
-def _read_lines(path: Path) -> Iterator[Record]:
+def read_lines(path: Path) -> Iterator[Record]:
     """The objects in a file with one a line. A last line without its end is one that is being written, or was cut."""
     if not path.is_file():
         return
