@@ -11,13 +11,12 @@ import torch
 
 from tepo.errors import TepoError
 from tepo.evaluate.session import AUTOCAST, pick_device
-from tepo.objectives.terms import k3
 from tepo.policy import Policy, Row, load_model
 from tepo.report.run import Run
 from tepo.train.microbatch import plan_microbatches
 
-ROLLOUTS, RESPONSES = 40, 64
-"""Of a run that are measured at most, and of each of them."""
+ROLLOUTS, RESPONSES, TOKENS = 30, 256, 2**16
+"""Of a run that are measured at most; and of each of them."""
 
 SAVED = "kl_to_start.json"
 
@@ -44,9 +43,10 @@ def measured(run: Run) -> list[Drift]:
 def measure(run: Run) -> list[Drift]:
     """The divergence at some rollouts of a run, evenly spread, those before its evaluations among them.
 
-    Monte Carlo under the policy that sampled, one forward pass of the starting model: the mean over responses of the
-    sum over tokens of k3 (Schulman 2020), which has no bias and less variance than log-ratios. Kept in the run folder, so that a rollout is measured
-    once. Empty when the run keeps no tokens (rollout.save_tokens). Raises TepoError when its model cannot be loaded.
+    The mean over responses of log pi(response) - log pi_start(response), under the policy that sampled them: Monte
+    Carlo, without bias, one forward pass of the starting model. (The sum of k3 has no bias either, but rare tokens
+    that only the start finds likely give it a variance without bound.) Kept in the run folder: nothing is measured
+    twice. Empty when the run keeps no tokens (rollout.save_tokens). Raises TepoError when its model cannot be loaded.
     """
     known = {drift.step: drift for drift in measured(run)}
     missing = [rollout for rollout in _chosen(run) if run.step_of(rollout) not in known]
@@ -81,13 +81,14 @@ def _chosen(run: Run) -> list[int]:
 def _of_rollout(run: Run, rollout: int, policy: Policy) -> Drift:
     tokens = run.tokens(rollout)
     count = len(tokens.lengths)
-    kept = sorted({i * count // RESPONSES for i in range(RESPONSES)}) if count > RESPONSES else list(range(count))
+    most = max(2, min(RESPONSES, TOKENS * count // max(int(tokens.lengths.sum()), 1)))
+    kept = sorted({i * count // most for i in range(most)}) if count > most else list(range(count))
     rows = [Row(tokens.prompt(i), tokens.ids[tokens.response(i)].tolist()) for i in kept]
     if any(token >= policy.vocabulary for row in rows for token in row.response):
         raise TepoError(f"{run.folder}: the tokens of its rollouts are not those of model {run.recipe.model.name!r}")
     start = score(policy, rows, run.recipe.trainer.tokens_per_microbatch)
-    now = [tokens.logp[tokens.response(i)].double() for i in kept]
-    sums = torch.stack([k3(there - here).sum() for here, there in zip(now, start, strict=True)])
+    now = [float(tokens.logp[tokens.response(i)].double().sum()) for i in kept]
+    sums = torch.tensor([here - float(there.sum()) for here, there in zip(now, start, strict=True)])
     error = float(sums.std() / len(sums) ** 0.5) if len(sums) > 1 else 0.0
     return Drift(run.step_of(rollout), float(sums.mean()), error, len(sums))
 

@@ -30,7 +30,7 @@ def write_report(run: Run, path: Path | None = None, *, measure_kl: bool = True)
         target,
         "report.html",
         {"charts": page_curves.charts(run, drift), "samples": samples(run)},
-        [plotly_script(), asset("text.js"), asset("charts.js"), asset("samples.js")],
+        [asset("text.js"), asset("samples.js"), plotly_script(), asset("charts.js")],
         title=run.name,
         kind="report",
         lead=run.recipe.objective.build().title,

@@ -64,3 +64,4 @@ byId("more").addEventListener("click", () => { shown.count += 2 * PAGE; list(); 
 byId("controls").addEventListener("input", () => { shown.count = PAGE; list(); });
 byId("controls").addEventListener("submit", (event) => event.preventDefault());
 list();
+performance.mark("readable");
