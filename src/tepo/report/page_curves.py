@@ -263,7 +263,13 @@ def _overoptimised(run: Run, drift: Sequence[Drift]) -> Chart:
         path = {"name": "training reward", "kind": "path", "x": [x for x, _ in places], "y": [y for _, y in places]}
         series.append([path])
         last = {d.step: math.sqrt(max(d.kl, 0.0)) for d in drift}
-        entries = [(entry, max(step for step in last if step <= entry["step"])) for entry in run.evaluations]
+        near = run.recipe.trainer.updates_per_rollout  # an evaluation and the rollout of the same policy, or nearly
+        entries = [
+            (entry, step)
+            for entry in run.evaluations
+            for step in [max((s for s in last if s <= entry["step"]), default=None)]
+            if step is not None and entry["step"] - step <= near
+        ]
         points = _held_out(
             "held-out accuracy, %", [last[step] for _, step in entries], [e["sampled"] for e, _ in entries]
         )

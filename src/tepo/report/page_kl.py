@@ -15,7 +15,7 @@ from tepo.policy import Policy, Row, load_model
 from tepo.report.run import Run
 from tepo.train.microbatch import plan_microbatches
 
-ROLLOUTS, RESPONSES, TOKENS = 30, 256, 2**16
+ROLLOUTS, RESPONSES, TOKENS = 20, 128, 2**14
 """Of a run that are measured at most; and of each of them."""
 
 SAVED = "kl_to_start.json"
@@ -73,9 +73,15 @@ def _chosen(run: Run) -> list[int]:
     stored = [rollout for rollout in run.rollouts() if run.tokens_path(rollout).is_file()]
     if not stored:
         return []
-    spread = {stored[i * (len(stored) - 1) // max(ROLLOUTS - 1, 1)] for i in range(ROLLOUTS)}
     before = [[r for r in stored if run.step_of(r) <= entry["step"]] for entry in run.evaluations]
-    return sorted(spread | {rollouts[-1] for rollouts in before if rollouts})
+    return sorted({*_spread(stored), *_spread([rollouts[-1] for rollouts in before if rollouts])})
+
+
+def _spread(rollouts: Sequence[int]) -> Sequence[int]:
+    """At most ROLLOUTS of them, the first and the last among them."""
+    if len(rollouts) <= ROLLOUTS:
+        return rollouts
+    return [rollouts[i * (len(rollouts) - 1) // (ROLLOUTS - 1)] for i in range(ROLLOUTS)]
 
 
 def _of_rollout(run: Run, rollout: int, policy: Policy) -> Drift:
