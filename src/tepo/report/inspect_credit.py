@@ -137,7 +137,7 @@ def objectives(names: Sequence[str], own: Objective | None) -> dict[str, Objecti
         needed = objective.needs if label.endswith("(this run)") else objective.reads
         if lacking := needed - GIVEN:
             raise TepoError(
-                f"objective {label}: reads {', '.join(sorted(lacking))}, which no run keeps; choose others with --objectives"
+                f"objective {label}: reads {', '.join(sorted(lacking))}, which no run keeps; --objectives names others"
             )
     return found
 

@@ -54,11 +54,18 @@ def visible(text: object) -> Markup:
     return Markup("").join(mark.format(ord(part)) if place % 2 else part for place, part in enumerate(parts))
 
 
-def write_page(path: Path, template: str, data: Mapping[str, Any], scripts: Sequence[str], **fields: Any) -> None:
+def write_page(
+    path: Path,
+    template: str,
+    data: Mapping[str, Any],
+    scripts: Sequence[str],
+    styles: Sequence[str] = (),
+    **fields: Any,
+) -> None:
     """Write a page, whole or not at all.
 
     template: in `assets/`; what it prints of `fields` is escaped. data: plain values, in the block with the id `data`.
-    scripts: their texts, run in this order.
+    scripts, styles: their texts, in this order, the styles after those of all pages.
     """
     environment = Environment(
         loader=FunctionLoader(asset), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -66,7 +73,7 @@ def write_page(path: Path, template: str, data: Mapping[str, Any], scripts: Sequ
     environment.filters["visible"] = visible
     html = environment.get_template(template).render(
         policy=POLICY.format(hashes=" ".join(_hash(script) for script in scripts)),
-        style=Markup(asset("page.css")),  # ours, not data
+        style=Markup("\n".join([asset("page.css"), *styles])),  # ours, not data
         data=Markup(script_json({**data, "marks": MARKS})),  # cannot end its block: script_json
         scripts=[Markup(_script(script)) for script in scripts],
         **fields,
