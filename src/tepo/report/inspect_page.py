@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tepo.errors import TepoError
 from tepo.objectives import Objective
 from tepo.policy import Policy
 from tepo.report.inspect_credit import Credit, View, all_credits, make_batch, objectives, view
@@ -19,9 +18,6 @@ from tepo.report.inspect_subject import Shown, Subject, of_prompt, of_run
 from tepo.report.page import asset, write_page
 from tepo.report.page_kl import score, starting_policy
 from tepo.report.run import Run
-
-COMPARED = ("tepo", "grpo", "dapo", "gspo")
-"""Objectives beside the run's own, if no others are named."""
 
 UNREADABLE = "\ufffd"
 FILE = "inspect.html"
@@ -32,7 +28,7 @@ def inspect_run(
     *,
     rollout: int | None = None,
     checkpoint: int | None = None,
-    names: Sequence[str] = (),
+    names: Sequence[str],
     count: int = 32,
     top: int = 5,
     output: Path | None = None,
@@ -44,7 +40,7 @@ def inspect_run(
     """
     run = Run.open(folder)
     subject = of_run(run, rollout, checkpoint, count)
-    chosen = objectives(names or COMPARED, subject.objective)
+    chosen = objectives(names, subject.objective)
     reference = None
     if any("ref_logp" in objective.reads for objective in chosen.values()):
         rows = [shown.row for shown in subject.shown]
@@ -56,8 +52,8 @@ def inspect_prompt(
     model: str,
     prompt: str,
     *,
+    names: Sequence[str],
     answer: str | None = None,
-    names: Sequence[str] = (),
     count: int = 8,
     top: int = 5,
     overrides: Sequence[str] = (),
@@ -65,14 +61,13 @@ def inspect_prompt(
 ) -> Path:
     """Sample responses to a prompt and write their token view, `inspect.html` if nothing else is said. -> its path.
 
-    answer: the right one, so that there are rewards and the objectives something to do; `names` of them. The model is
-    the reference, too. Raises TepoError for whatever cannot be used.
+    names: objectives; they have something to do where there is the right answer, and so rewards. The model is its own
+    reference. Raises TepoError for whatever cannot be used.
     """
-    if names and answer is None:
-        raise TepoError("--objectives needs --answer: without a right answer there are no rewards and no gradient")
-    chosen = objectives(names or COMPARED, None) if answer is not None and count > 1 else {}
+    chosen = objectives(names, None) if answer is not None and count > 1 else {}
     subject = of_prompt(model, prompt, answer, count, overrides)
-    return _write(subject, chosen, None, top, output or Path(FILE))
+    reference = score(subject.policy, [one.row for one in subject.shown], subject.recipe.trainer.tokens_per_microbatch)
+    return _write(subject, chosen, reference, top, output or Path(FILE))
 
 
 def _write(

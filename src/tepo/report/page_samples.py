@@ -43,16 +43,16 @@ def _spread(items: list[int], count: int) -> list[int]:
 
 def _some(records: Iterable[Record], count: int) -> Iterator[Record]:
     """At most `count` of each verdict, of as many problems as there are."""
-    kept: dict[str, list[tuple[int, Record]]] = {}
+    kept: dict[str, list[tuple[int, int, Record]]] = {}
     seen: dict[tuple[str, str], int] = {}
-    for record in records:
+    for place, record in enumerate(records):
         key = record["status"], record["id"]
         again = seen[key] = seen.get(key, -1) + 1
         chosen = kept.setdefault(record["status"], [])
-        chosen.append((again, record))
+        chosen.append((again, place, record))
         if len(chosen) > count:  # the latest of those whose problem came most often goes
-            chosen.remove(max(chosen, key=lambda pair: pair[0]))
-    return itertools.chain.from_iterable((record for _, record in chosen) for chosen in kept.values())
+            chosen.remove(max(chosen, key=lambda entry: entry[:2]))
+    return itertools.chain.from_iterable((record for _, _, record in chosen) for chosen in kept.values())
 
 
 def _shown(record: Record, step: int, source: str) -> dict[str, Any]:

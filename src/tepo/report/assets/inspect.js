@@ -16,8 +16,12 @@ const rows = data.rows.map((row, index) => {
 });
 
 function nodes(piece) {
-  const made = visible(piece === "" ? "\u00b7" : piece.replaceAll("\n", "\u21b5\n"));
-  return made;
+  return visible(piece === "" ? "\u00b7" : piece.replaceAll("\n", "\u21b5\n"));
+}
+
+/** A token by itself, its spaces shown. */
+function alone(token) {
+  return element("code", {}, visible(data.texts[token].replaceAll(" ", "\u2423").replaceAll("\n", "\u21b5").replaceAll("\t", "\u21e5")));
 }
 
 /** One response under one objective. */
@@ -149,7 +153,7 @@ function likely(at) {
     const probability = likeliest.probs[at * likeliest.count + rank];
     const bar = element("span", { className: "bar" });
     bar.style.width = `${Math.max(100 * probability, 0.5)}%`;
-    lines.push(element("li", { className: token === ids[at] ? "taken" : "" }, element("code", {}, nodes(JSON.stringify(data.texts[token]).slice(1, -1))),
+    lines.push(element("li", { className: token === ids[at] ? "taken" : "" }, alone(token),
       element("span", { textContent: `${(100 * probability).toPrecision(3)} %` }), bar));
   }
   return element("ol", { className: "likely" }, ...lines);
@@ -161,7 +165,7 @@ function detail() {
   const row = rows.find((one) => at >= one.from && at < one.from + one.tokens);
   const value = (name) => number(fields[name][at]);
   const parts = [
-    element("h3", {}, "Token ", element("code", {}, nodes(JSON.stringify(data.texts[ids[at]]).slice(1, -1)))),
+    element("h3", {}, "Token ", alone(ids[at])),
     element("p", { textContent: `${at - row.from + 1} of ${row.tokens.toLocaleString("en")}, id ${ids[at]}, probability ${(100 * Math.exp(fields.logp[at])).toPrecision(3)} %` }),
     table(["", "now", "at sampling", "change"], [
       ["log-prob", value("logp"), value("old_logp"), value("log_ratio")],
