@@ -99,9 +99,7 @@ def test_numbers_of_a_token(page: Any, run_copy: Path) -> None:
 
 def test_hostile_tokens_are_text(run_copy: Path, open_page: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = inspect_page.token_texts
-    monkeypatch.setattr(
-        inspect_page, "token_texts", lambda policy, ids: dict.fromkeys(texts(policy, ids), HOSTILE)
-    )
+    monkeypatch.setattr(inspect_page, "token_texts", lambda policy, ids: dict.fromkeys(texts(policy, ids), HOSTILE))
     for path in run_copy.glob("rollouts/*.jsonl"):
         rewrite(path, problem=HOSTILE, answer=HOSTILE, extracted=HOSTILE)
     page = open_page(inspect_run(run_copy, names=["grpo"], count=4))
