@@ -20,7 +20,9 @@ NAMES = ("tepo", "grpo", "dapo", "gspo")
 
 @pytest.fixture
 def page(run_copy: Path, open_page: Any) -> Any:
-    return open_page(inspect_run(run_copy, names=NAMES, count=16))
+    page = open_page(inspect_run(run_copy, names=NAMES, count=12))
+    page.locator(".row").last.locator(".token").first.wait_for()
+    return page
 
 
 def colours(page: Any, row: int = 0) -> list[str]:
@@ -76,7 +78,7 @@ def test_sort_filter_and_search(page: Any) -> None:
     page.fill("#low", "0.5")
     assert set(said("reward ")) == {1.0}
     kept = page.locator(".row").count()
-    assert page.locator("#count").inner_text() == f"{kept} of 16 responses"
+    assert page.locator("#count").inner_text() == f"{kept} of 12 responses"
     page.fill("#low", "")
     page.fill("#search", page.locator(".row .problem").first.inner_text())
     assert 0 < page.locator(".row").count() <= 8
@@ -113,18 +115,18 @@ def test_hostile_tokens_are_text(run_copy: Path, open_page: Any, monkeypatch: py
 
 
 def test_thousands_of_tokens(open_page: Any, tmp_path: Path) -> None:
-    subject = made_subject((4000, 3000, 4000, 50), context=4096)
+    subject = made_subject((4000, 3000, 4000, 4000, 4000, 4000, 50, 60), context=4096)
     path = tmp_path / "long.html"
     inspect_page._write(subject, objectives(["tepo", "gspo"], None), None, 5, path)
     page = open_page(path)
-    assert page.locator(".row").count() == 4
-    assert page.locator(".row").first.locator(".token").count() == 4000
+    rows = page.locator(".row")
+    assert rows.count() == 8
+    rows.first.locator(".token").nth(3999).wait_for(state="attached")
     # What is far from the screen is not drawn, and given up again when it is left.
-    assert page.locator(".row").nth(2).locator(".token").count() == 0
-    page.locator(".row").nth(3).scroll_into_view_if_needed()
-    page.locator(".row").nth(3).locator(".token").nth(49).wait_for()
-    page.wait_for_timeout(200)
-    assert page.locator(".row").first.locator(".token").count() == 0
+    assert rows.nth(6).locator(".token").count() == 0
+    rows.nth(7).scroll_into_view_if_needed()
+    rows.nth(7).locator(".token").nth(59).wait_for(state="attached")
+    rows.first.locator(".token").first.wait_for(state="detached")
     page.select_option("#sort", "tokens")
     assert "4,000 tokens" in page.locator(".row .meta").first.inner_text()
 
