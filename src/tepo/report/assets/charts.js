@@ -3,6 +3,9 @@
 
 const CONFIG = { displayModeBar: false, responsive: false, doubleClick: "reset", scrollZoom: false };
 
+const PRINTED = { one: 308, wide: 654 }; // pixels inside the columns that page.css has for paper
+let printing = false;
+
 function faded(hex, opacity) {
   const [r, g, b] = [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
   return `rgba(${r},${g},${b},${opacity})`;
@@ -33,6 +36,7 @@ function layout(chart) {
   const second = chart.series.some((series) => series.axis === 2);
   const long = chart.x !== "step";
   return {
+    ...(printing && { width: chart.wide ? PRINTED.wide : PRINTED.one }),
     margin: { l: 44, r: second ? 44 : 10, t: 6, b: long ? 44 : 34 }, showlegend: false, dragmode: false,
     hovermode: long ? "closest" : "x unified", paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { color: colour("soft"), family: getComputedStyle(document.body).fontFamily },
@@ -94,5 +98,6 @@ repaint.push(() => { for (const entry of plots) draw(entry); });
 let width = innerWidth;
 function fit() { for (const entry of plots) if (entry.drawn) Plotly.Plots.resize(entry.plot); }
 addEventListener("resize", () => { if (innerWidth !== width) { width = innerWidth; fit(); } });
-addEventListener("beforeprint", () => { for (const entry of plots) draw(entry); fit(); });
-addEventListener("afterprint", fit);
+for (const [event, value] of [["beforeprint", true], ["afterprint", false]]) {
+  addEventListener(event, () => { printing = value; for (const entry of plots) draw(entry); });
+}
