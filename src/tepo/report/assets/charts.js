@@ -3,7 +3,7 @@
 
 const CONFIG = { displayModeBar: false, responsive: false, doubleClick: "reset", scrollZoom: false };
 
-const PRINTED = { one: 308, wide: 654 }; // pixels inside the columns that page.css has for paper
+const PRINTED = { one: 308, wide: 654, height: 168 }; // pixels inside the columns that page.css has for paper
 let printing = false;
 
 function faded(hex, opacity) {
@@ -35,15 +35,17 @@ function axis(more) {
 function layout(chart) {
   const second = chart.series.some((series) => series.axis === 2);
   const long = chart.x !== "step";
+  const values = chart.series.flatMap((series) => series.y);
+  const decades = chart.log ? Math.log10(Math.max(...values) / Math.min(...values)) : 0;
   return {
-    ...(printing && { width: chart.wide ? PRINTED.wide : PRINTED.one }),
+    ...(printing && { width: chart.wide ? PRINTED.wide : PRINTED.one, height: PRINTED.height }),
     margin: { l: 44, r: second ? 44 : 10, t: 6, b: long ? 44 : 34 }, showlegend: false, dragmode: false,
     hovermode: long ? "closest" : "x unified", paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { color: colour("soft"), family: getComputedStyle(document.body).fontFamily },
     hoverlabel: { bgcolor: colour("paper"), bordercolor: colour("line"), font: { color: colour("ink") } },
     xaxis: axis({ title: { text: chart.x, font: { size: 12 }, standoff: 4 }, showgrid: false }),
     yaxis: axis({ type: chart.log ? "log" : "linear", ticksuffix: chart.unit === "%" ? " %" : "", nticks: 6,
-      exponentformat: "power", title: { text: second ? chart.series[0].name : "", font: { size: 12 } } }),
+      exponentformat: "power", ...(decades > 1.5 && { dtick: Math.ceil(decades / 6) }), title: { text: second ? chart.series[0].name : "", font: { size: 12 } } }),
     ...(second && { yaxis2: axis({ overlaying: "y", side: "right", showgrid: false, ticksuffix: " %",
       title: { text: "held-out accuracy", font: { size: 12 } } }) }),
   };
