@@ -96,9 +96,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         port = free.getsockname()[1]
     settings = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1"}
     command = [
-        str(Path(sys.executable).parent / "vllm"), "serve", str(folder), "--host", "127.0.0.1", "--port", str(port),
+        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder),
+        "--host", "127.0.0.1", "--port", str(port),
         "--worker-extension-cls", "tepo.rollout.vllm_worker.WeightReceiver", "--logprobs-mode", "processed_logprobs",
-        "--dtype", "float32", "--max-model-len", "64", "--enforce-eager", "--gpu-memory-utilization", "0.1",
+        "--dtype", "float32", "--max-model-len", "256", "--enforce-eager", "--gpu-memory-utilization", "0.1",
     ]  # fmt: skip
     log = folder / "log"
     with log.open("w") as out:
@@ -112,7 +113,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             time.sleep(1)
         yield f"http://127.0.0.1:{port}"
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 
@@ -129,15 +131,17 @@ def any_engine(request: pytest.FixtureRequest) -> Iterator[VllmEngine | VllmServ
 
 @needs_vllm
 def test_a_server_that_cannot_be_used_is_refused(server: str) -> None:
-    with pytest.raises(TepoError, match=r"takes 64 tokens of prompt and response, and the run may have 65"):
-        VllmServer(adapted_policy(), server, 65)
+    with pytest.raises(TepoError, match=r"takes 256 tokens of prompt and response, and the run may have 257"):
+        VllmServer(adapted_policy(), server, 257)
 
 
 def test_no_server_is_an_error_that_says_how_to_start_one() -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))  # never listens
         address = f"http://127.0.0.1:{bound.getsockname()[1]}"
-        with pytest.raises(TepoError, match=rf"rollout.vllm_server = {address} does not answer .*vllm serve MODEL"):
+        with pytest.raises(
+            TepoError, match=rf"rollout.vllm_server = {address} does not answer .*api_server --model MODEL"
+        ):
             VllmServer(Policy(tiny_model(), character_tokenizer()), address, 64)
 
 

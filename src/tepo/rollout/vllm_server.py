@@ -28,8 +28,8 @@ CONNECTIONS = 256
 """Prompts under way at once; the server has its own limit and lets the others wait."""
 
 START = (
-    "VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --worker-extension-cls tepo.rollout.vllm_worker.WeightReceiver "
-    "--logprobs-mode processed_logprobs"
+    "VLLM_SERVER_DEV_MODE=1 python -m vllm.entrypoints.openai.api_server --model MODEL --logprobs-mode "
+    "processed_logprobs --worker-extension-cls tepo.rollout.vllm_worker.WeightReceiver"
 )
 
 

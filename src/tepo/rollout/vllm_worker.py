@@ -1,7 +1,4 @@
-"""What a vLLM server runs beside its own worker, so that a run elsewhere can send it weights.
-
-vllm serve MODEL --worker-extension-cls tepo.rollout.vllm_worker.WeightReceiver --logprobs-mode processed_logprobs
-"""
+"""What a vLLM server runs in its workers, so that a run elsewhere can send it weights: `vllm_server.START`."""
 
 from __future__ import annotations
 
