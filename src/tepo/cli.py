@@ -108,11 +108,24 @@ def train(
     from tepo.train.ranks import leave
 
     try:
-        run(recipe, resume=resume, checkpoint=checkpoint, allow_changes=allow_changes)
+        folder = run(recipe, resume=resume, checkpoint=checkpoint, allow_changes=allow_changes)
     except Stopped:
         leave()
         raise
-    leave()
+    if leave():
+        _write_report(folder)
+
+
+def _write_report(folder: Path) -> None:
+    """At the end of a run, which is complete without it."""
+    from tepo.errors import TepoError
+    from tepo.report.page_report import write_report
+    from tepo.report.run import Run
+
+    try:
+        print(f"report    {write_report(Run.open(folder))}")
+    except TepoError as error:
+        print(f"no report ({error}); `tepo report {folder}` makes one", file=sys.stderr)
 
 
 @app.command(name="eval")
@@ -177,6 +190,83 @@ def evaluate(
     from tepo.evaluate.command import evaluate_model
 
     evaluate_model(model, data or [], samples, temperature, config, overrides or [], output)
+
+
+@app.command()
+@_reports_errors
+def report(
+    run: Annotated[Path, typer.Argument(help="a run folder; of a run that still goes on as well")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="the page; report.html in the run folder")
+    ] = None,
+    kl: Annotated[
+        bool, typer.Option(help="measure how far the policy moved from its start; this loads the starting model")
+    ] = True,
+) -> None:
+    """One run on one page: what was run, accuracy before and after, curves, responses. It opens offline."""
+    from tepo.report.page_report import write_report
+    from tepo.report.run import Run
+
+    print(write_report(Run.open(run), output, measure_kl=kl))
+
+
+@app.command()
+@_reports_errors
+def inspect(
+    source: Annotated[str, typer.Argument(help="a run folder, or with --prompt a model", metavar="RUN|MODEL")],
+    overrides: Overrides = None,
+    rollout: Annotated[int | None, typer.Option(help="of the run; the last one before its newest checkpoint")] = None,
+    checkpoint: Annotated[
+        int | None, typer.Option(help="step of the one that looks; the first after the rollout")
+    ] = None,
+    objectives: Annotated[
+        str, typer.Option(help="to compare, comma-separated; the run's own is always there")
+    ] = "tepo,grpo,dapo,gspo",
+    responses: Annotated[
+        int | None, typer.Option("--responses", "-k", min=1, help="32 of a run, 8 of a prompt")
+    ] = None,
+    top: Annotated[int, typer.Option(min=1, help="likeliest tokens to show at each place")] = 5,
+    prompt: Annotated[str | None, typer.Option(help="sample responses to this from a model")] = None,
+    answer: Annotated[str | None, typer.Option(help="the right one to the prompt, so that there are rewards")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="the page; inspect.html")] = None,
+) -> None:
+    """The token view: responses with each token coloured by gradient weight, log-ratio, entropy, KL mask, clipping.
+
+    Examples:
+
+        tepo inspect runs/arithmetic --rollout 10 --objectives grpo,gspo,cispo
+
+        tepo inspect smollm2 --prompt "What is 17 + 25?" --answer 42 rollout.max_response_tokens=200
+    """
+    from tepo.report.inspect_page import inspect_prompt, inspect_run
+
+    names = [name.strip() for name in objectives.split(",") if name.strip()]
+    if prompt is not None:
+        if rollout is not None or checkpoint is not None:
+            _fail("--rollout and --checkpoint are of a run, and --prompt is for a model")
+        page = inspect_prompt(
+            source,
+            prompt,
+            answer=answer,
+            names=names,
+            count=responses or 8,
+            top=top,
+            overrides=overrides or [],
+            output=output,
+        )
+    else:
+        if answer is not None or overrides:
+            _fail("--answer and KEY=VALUE are for a model with --prompt; a run brings its own")
+        page = inspect_run(
+            Path(source),
+            rollout=rollout,
+            checkpoint=checkpoint,
+            names=names,
+            count=responses or 32,
+            top=top,
+            output=output,
+        )
+    print(page)
 
 
 @app.command()

@@ -84,6 +84,12 @@ class RolloutConfig(Section):
         "correction_cap), `mask` leaves out responses whose likelihoods differ by more than that factor",
     )
     correction_cap: float = Field(2.0, gt=1)
+    save_tokens: int | None = Field(
+        1,
+        ge=1,
+        description="keep the token ids, log-probs and entropies of every so-many-th rollout, 16 bytes a token; "
+        "`tepo inspect` reads them, and the report measures by them how far the policy has moved",
+    )
     vllm_server: str | None = Field(
         None,
         pattern=r"^https?://",

@@ -29,6 +29,7 @@ from tepo.rewards.reward import Response as Answer
 from tepo.rollout import Engine, Response, Sampling
 from tepo.train.run_folder import RunFolder
 from tepo.train.sample import Sample, fill, stack
+from tepo.train.tokens import RolloutTokens
 
 T = TypeVar("T")
 
@@ -220,10 +221,13 @@ class Ranks:
             ) from error
 
 
-def leave() -> None:
-    """Part from the other processes, after the last run."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
+def leave() -> bool:
+    """Part from the other processes, after the last run. -> whether this is the one that wrote it."""
+    if not dist.is_initialized():
+        return True
+    writer = dist.get_rank() == 0
+    dist.destroy_process_group()
+    return writer
 
 
 class ReadFolder(RunFolder):
@@ -238,6 +242,7 @@ class ReadFolder(RunFolder):
         return []
 
     def write_rollout(self, index: int, records: Iterable[dict[str, Any]]) -> None: ...
+    def write_tokens(self, index: int, tokens: RolloutTokens) -> None: ...
     def write_responses(self, name: str, records: Iterable[dict[str, Any]]) -> None: ...
     def write_evaluations(self, evaluations: list[dict[str, Any]]) -> None: ...
 

@@ -20,6 +20,7 @@ HARMLESS = (
     "output", "trackers", "verl.", "checkpoint.", "evaluation.", "model.device", "model.gradient_checkpointing",
     "trainer.tokens_per_microbatch", "trainer.skip_limit", "trainer.stop_without_signal",
     "reward.workers", "rollout.batch_size", "rollout.cache_tokens", "rollout.vllm_memory", "rollout.vllm_server",
+    "rollout.save_tokens",
 )  # fmt: skip
 """Keys (or how they begin) that may change in a resumed run: they alter what is shown and kept, or rounding alone."""
 

@@ -17,6 +17,7 @@ from tepo.train.checkpoint import clean
 from tepo.train.environment import environment, rounding_differences
 from tepo.train.files import fsync_file, replace_text, told_to_the_user, write_json
 from tepo.train.lock import FolderLock
+from tepo.train.tokens import RolloutTokens
 
 CLOCK = ("seconds/", "tokens_per_second")
 """How the names of those metrics begin that are read off a clock: all others are the same when a run is repeated."""
@@ -135,6 +136,11 @@ class RunFolder:
 
     def write_rollout(self, index: int, records: Iterable[dict[str, Any]]) -> None:
         self._write(self.path / "rollouts" / f"rollout_{index:06d}.jsonl", records)
+
+    def write_tokens(self, index: int, tokens: RolloutTokens) -> None:
+        path = self.path / "rollouts" / f"rollout_{index:06d}.safetensors"
+        with told_to_the_user(path):
+            tokens.write(path)
 
     def write_responses(self, name: str, records: Iterable[dict[str, Any]]) -> None:
         self._write(self.path / "evaluations" / f"{name}.jsonl", records)

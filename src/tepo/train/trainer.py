@@ -32,6 +32,7 @@ from tepo.train.sample import Collector, Rollout, Sample
 from tepo.train.signal import SignalWatch
 from tepo.train.state import capture, restore
 from tepo.train.stopping import BrokenOff, StopSignals
+from tepo.train.tokens import RolloutTokens
 from tepo.train.trackers import Trackers, check_installed
 from tepo.train.update import Updater, learning_rate_at
 from tepo.train.value_tracker import ValueTracker
@@ -176,6 +177,9 @@ class Trainer:
         torch.manual_seed(derive_seed(self.recipe.seed, "step", self.step))  # for objectives that draw tokens
         with self._timed("update"):
             metrics = self.updater.step(samples, learning_rate_at(self.recipe.trainer, self.step))
+        keep = self.recipe.rollout.save_tokens
+        if update == 0 and keep is not None and index % keep == 0:
+            self.folder.write_tokens(index, RolloutTokens.of(self.rollout.samples))
         self.step += 1
         self.tokens += sum(len(sample.response.ids) for sample in samples)
         self._count_skipped(metrics, index)

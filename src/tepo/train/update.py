@@ -139,6 +139,8 @@ class Updater:
         parts, mismatches = [], []
         for part in self._microbatches(self.ranks.share(active)):
             batch = self._batch(part)
+            if stack(part, "old_logp") is None and batch.old_entropy is not None:
+                fill(part, old_logp=batch.old_logp, old_entropy=batch.old_entropy)  # for who looks at the rollout
             out = self.objective(batch, totals)
             self.backward(out.loss)
             parts.append((out.metrics, out.num_tokens))
