@@ -35,6 +35,9 @@ from tepo.rollout.vllm_worker import WeightReceiver
 installed = importlib.util.find_spec("vllm") is not None
 needs_vllm = pytest.mark.skipif(not installed, reason="needs vLLM, in an environment of its own (.ci/vllm)")
 
+NOISE = 5e-3
+"""Nats by which vLLM's log-probs in fp32 may differ from ours; other weights make differences of ten times and more."""
+
 PROMPTS = [[3, 4, 5, 6], [7, 8, 9], [5]]
 
 
@@ -170,18 +173,19 @@ def test_sampled_log_probs_follow_the_weights(any_engine: VllmEngine | VllmServe
     engine = any_engine
     sampling = Sampling(1.0, 20)
     before = engine.generate(PROMPTS, 4, sampling, seed=1)
-    assert largest_difference(engine.policy, before) < 1e-3
+    assert largest_difference(engine.policy, before) < NOISE
+    torch.manual_seed(0)
     with torch.no_grad():
         for name, parameter in engine.policy.model.named_parameters():
             if "lora_" not in name:
                 parameter.mul_(1 + 0.05 * torch.randn_like(parameter))
     stale = engine.generate(PROMPTS, 4, sampling, seed=1)
-    assert largest_difference(engine.policy, stale) > 1e-2
+    assert largest_difference(engine.policy, stale) > 10 * NOISE
     engine.update_weights()
-    assert largest_difference(engine.policy, engine.generate(PROMPTS, 4, sampling, seed=1)) < 1e-3
+    assert largest_difference(engine.policy, engine.generate(PROMPTS, 4, sampling, seed=1)) < NOISE
     randomize_adapter(engine.policy)
     engine.update_weights()
-    assert largest_difference(engine.policy, engine.generate(PROMPTS, 4, sampling, seed=1)) < 1e-3
+    assert largest_difference(engine.policy, engine.generate(PROMPTS, 4, sampling, seed=1)) < NOISE
 
 
 @needs_vllm
@@ -199,7 +203,7 @@ def test_responses_are_as_the_other_engine_gives_them(any_engine: VllmEngine | V
     assert engine.generate(PROMPTS, 8, Sampling(1.0, 6), seed=3) != groups
     greedy = engine.generate(PROMPTS, 2, Sampling(0.0, 6), seed=0)
     assert all(first == second for first, second in greedy)
-    assert largest_difference(engine.policy, greedy) < 1e-3
+    assert largest_difference(engine.policy, greedy) < NOISE
 
 
 @needs_vllm
@@ -222,6 +226,6 @@ def test_a_run_trains_with_it(tmp_path: Path, where: str, request: pytest.Fixtur
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     measured = [line for line in metrics if "mismatch_max" in line]
     assert {line["rollout"] for line in measured} == {0, 1, 2}
-    assert max(line["mismatch_max"] for line in measured) < 1e-3
+    assert max(line["mismatch_max"] for line in measured) < NOISE
     # The policy did move by more than that between the rollouts.
-    assert max(line["log_ratio_max"] for line in measured) > 1e-2
+    assert max(line["log_ratio_max"] for line in measured) > 2 * NOISE

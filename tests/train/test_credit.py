@@ -230,7 +230,8 @@ def test_a_critic_starts_at_zero_and_learns_what_is_told(session: Session) -> No
     for _ in range(60):
         critic.optimizer.zero_grad()
         (critic.values(rows) - wanted).square().mean().backward()
-        critic.step(1.0, 1.0)
+        critic.clip(1.0)
+        critic.step(1.0)
     assert (critic.values(rows) - wanted).abs().max() < 0.15
 
 
@@ -250,7 +251,8 @@ def test_the_policy_is_not_trained_by_its_critic(session: Session) -> None:
     before = [parameter.clone() for parameter in session.policy.model.parameters()]
     prompt = session.render(session.train[0])
     (critic.values([Row(prompt, prompt[:3])]) - 1).square().sum().backward()
-    critic.step(1.0, 1.0)
+    critic.clip(1.0)
+    critic.step(1.0)
     after = session.policy.model.parameters()
     assert all(p.grad is None for p in session.policy.model.parameters())
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
@@ -264,7 +266,8 @@ def test_the_state_of_a_critic_brings_it_back(session: Session) -> None:
     def learn(critic: Critic) -> None:
         critic.optimizer.zero_grad()
         (critic.values(rows) - 1).square().sum().backward()
-        critic.step(1.0, 1.0)
+        critic.clip(1.0)
+        critic.step(1.0)
 
     learn(critics[0])
     critics[1].load_state_dict(copy.deepcopy(critics[0].state_dict()))
