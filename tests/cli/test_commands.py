@@ -39,7 +39,8 @@ def test_help_imports_nothing_heavy(tmp_path: Path) -> None:
 
 
 def test_train_eval_and_resume(tmp_path: Path) -> None:
-    settings = ["trainer.steps=4", "trainer.prompts_per_rollout=8", "data.test_problems=20", "output=out"]
+    settings = ["trainer.steps=4", "trainer.prompts_per_rollout=8", "data.test_problems=20", "output=out",
+                "trainer.schedule=constant"]  # fmt: skip
     done = tepo("train", *settings, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "held-out accuracy" in done.stdout

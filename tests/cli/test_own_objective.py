@@ -23,7 +23,8 @@ def wide(width=0.2):
 
 """
 
-SETTINGS = ["trainer.prompts_per_rollout=4", "trainer.updates_per_rollout=4", "data.test_problems=8", "output=out"]
+SETTINGS = ["trainer.prompts_per_rollout=4", "trainer.updates_per_rollout=4", "data.test_problems=8",
+            "trainer.schedule=constant", "output=out"]  # fmt: skip
 
 
 @pytest.fixture
