@@ -111,7 +111,7 @@ def test_unicode_survives_a_run_on_a_model_without_padding_or_chat_template(tmp_
     assert got.code == 0, got.printed
     written = [
         json.loads(line)
-        for file in (*(tmp_path / "out" / "rollouts").iterdir(), *(tmp_path / "out" / "evaluations").iterdir())
+        for file in (*(tmp_path / "out" / "rollouts").glob("*.jsonl"), *(tmp_path / "out" / "evaluations").iterdir())
         for line in file.read_text(encoding="utf-8").split("\n")
         if line
     ]

@@ -98,7 +98,7 @@ def test_diverged_weights_are_told() -> None:
 def test_a_judge_that_dies_costs_its_own_answers_alone(run: Any) -> None:
     folder, _ = run(*QUICK, "reward.verifier=verifiers:fatal")
     rollouts = [
-        json.loads(x) for path in sorted((folder / "rollouts").iterdir()) for x in path.read_text().splitlines()
+        json.loads(x) for path in sorted((folder / "rollouts").glob("*.jsonl")) for x in path.read_text().splitlines()
     ]
     assert {record["status"] for record in rollouts if "99" in record["response"]} == {"error"}
     assert {record["status"] for record in rollouts if "99" not in record["response"]} == {"correct", "wrong"}

@@ -46,7 +46,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 
 
 def responses(folder: Path) -> list[Any]:
-    files = sorted((folder / "rollouts").iterdir())
+    files = sorted((folder / "rollouts").glob("*.jsonl"))
     assert len(files) == -(-len(lines(folder)) // 2)
     records = [json.loads(line) for file in files for line in file.read_text().splitlines()]
     return [(record["id"], record["response"], record["status"], record["reward"]) for record in records]
@@ -67,7 +67,7 @@ def test_two_processes_make_the_run_of_one(runs: tuple[Path, Path], name: str) -
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
     for alone, shared in zip(single, first, strict=True):
         assert torch.allclose(shared, alone, rtol=0, atol=CLOSE)
-        assert (shared - alone).norm() <= 1e-5 * alone.norm()
+        assert (shared - alone).norm() <= 1e-5 * alone.norm() + CLOSE / 10
     weights, others = (
         load_file(next((folder / name / "checkpoints" / f"step_{steps}").glob("*model.safetensors"))) for folder in runs
     )

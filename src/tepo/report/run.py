@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from tepo.config import Recipe, load_recipe
 from tepo.errors import TepoError
+from tepo.train.checkpoint import checkpoints, step_of
 from tepo.train.tokens import RolloutTokens
 
 Record = dict[str, Any]
@@ -93,11 +94,7 @@ class Run:
 
     def checkpoints(self) -> dict[int, Path]:
         """Whole checkpoints by their step, in order."""
-        found = {int(path.parent.name.removeprefix("step_")): path.parent for path in self._states()}
-        return dict(sorted(found.items()))
-
-    def _states(self) -> Iterator[Path]:
-        return self.folder.glob("checkpoints/step_*/trainer_state.pt")
+        return {step_of(path): path for path in checkpoints(self.folder / "checkpoints")}
 
 
 def _read_json(path: Path) -> Record:

@@ -28,6 +28,10 @@ WITHOUT_COUNTERPART = {
     "evaluation.save_every": "verl writes a validation when it is complete",
     "trainer.critic_learning_rate": "no objective that trains a critic runs in verl",
     "trainer.max_sampling_rounds": "verl samples until the batch is full",
+    "trainer.skip_limit": "verl skips every step whose gradient is not finite",
+    "checkpoint.best": "verl keeps the newest checkpoints alone",
+    "checkpoint.smaller_is_better": "verl keeps the newest checkpoints alone",
+    "checkpoint.background": "verl writes checkpoints in its own way",
     "trainer.stop_without_signal": "verl does not stop for it",
     "trainer.overlong_filtering": "verl keeps truncated responses in the loss; reward.overlong punishes them",
 }
