@@ -128,7 +128,8 @@ CHANGED: dict[str, Any] = {
     "evaluation.top_k": 20, "evaluation.save_every": 3, "evaluation.greedy": True, "evaluation.before": False,
     "evaluation.after": False,
     "checkpoint.best": "reward", "checkpoint.smaller_is_better": True, "checkpoint.background": False,
-    "trainer.skip_limit": 3, "trainer.stop_without_signal": 50, "checkpoint.every": 240, "checkpoint.keep": 9, "verl.nodes": 2, "verl.gpus_per_node": 4, "verl.tensor_parallel": 4,
+    "trainer.skip_limit": 3, "trainer.stop_without_signal": 50, "checkpoint.every": 240, "checkpoint.keep": 9,
+    "verl.nodes": 2, "verl.gpus_per_node": 4, "verl.tensor_parallel": 4,
     "verl.sequence_parallel": 4, "verl.offload": True, "verl.overrides": ["trainer.x=1"],
     "trackers": ["wandb"],
 }  # fmt: skip
