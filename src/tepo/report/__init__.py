@@ -1,0 +1,1 @@
+"""What a person looks at: the report of a run, the token inspector, comparisons, a diagnosis. Reads run folders."""
