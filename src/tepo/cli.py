@@ -134,6 +134,72 @@ def evaluate(
 
 @app.command()
 @_reports_errors
+def compare(
+    recipe: Annotated[
+        str | None, typer.Argument(help="a YAML file or the name of a packaged recipe; `arithmetic` by default")
+    ] = None,
+    overrides: Overrides = None,
+    objectives: Annotated[
+        str, typer.Option("--objectives", help="comma-separated, each with settings of its own: tepo,tepo+kl_mask=null")
+    ] = "tepo,grpo",
+    seeds: Annotated[
+        int, typer.Option("--seeds", "-n", min=1, help="seeds of each, from the recipe's `seed` upwards")
+    ] = 5,
+    tasks: Annotated[
+        str | None,
+        typer.Option("--tasks", help="data sets, as objectives are given: arithmetic+options.digits=2,gsm8k"),
+    ] = None,
+    baseline: Annotated[
+        str | None, typer.Option("--baseline", help="the objective that others are compared with; the first by default")
+    ] = None,
+    threshold: Annotated[
+        float | None,
+        typer.Option(
+            "--threshold",
+            min=0.0,
+            max=1.0,
+            help="accuracy to count the steps to; by default 90 % of the baseline's way from start to end",
+        ),
+    ] = None,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="runs at a time; they share the cores")] = 1,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="folder of the runs and the result; runs/compare by default")
+    ] = None,
+    existing: Annotated[
+        list[Path] | None, typer.Option("--from", metavar="RUN...", help="compare runs that are there, and run nothing")
+    ] = None,
+) -> None:
+    """Objectives x seeds x tasks from one recipe: who is better, by how much, how surely, how fast.
+
+    Every objective gets the same initial model, order of problems, held-out problems and draws for each seed. The same
+    command again keeps the runs that are finished and goes on with the others. Writes comparison.md, .tex, .json and
+    the learning curves, comparison.html.
+
+    Examples:
+
+        tepo compare --objectives grpo,tepo,tepo+kl_mask.beta=0.1,dapo --seeds 5 --jobs 2 evaluation.every=20
+
+        tepo compare my.yaml --objectives grpo,tepo --tasks gsm8k,math --baseline grpo
+
+        tepo compare --from runs/first runs/second runs/third
+    """
+    from tepo.config import DEFAULT_RECIPE
+
+    words = [*([recipe] if recipe is not None else []), *(overrides or [])]
+    folder = output or Path("runs/compare")
+    if existing:
+        from tepo.report.compare.command import compare_existing
+
+        compare_existing([*existing, *map(Path, words)], baseline=baseline, threshold=threshold, output=folder)
+        return
+    from tepo.report.compare.command import compare as run
+
+    source = words.pop(0) if words and "=" not in words[0] else DEFAULT_RECIPE
+    run(source, words, objectives, seeds, tasks=tasks, baseline=baseline, threshold=threshold, jobs=jobs, output=folder)
+
+
+@app.command()
+@_reports_errors
 def verl(
     recipe: Annotated[str, typer.Argument(help="a YAML file or the name of a packaged recipe")],
     overrides: Overrides = None,

@@ -57,14 +57,14 @@ class RunFolder:
         except OSError as error:
             raise TepoError(f"output = {str(self.path)!r} cannot be written: {error.strerror}") from error
 
-    def check_recipe(self, recipe: Recipe) -> None:
+    def check_recipe(self, recipe: Recipe, may_change: tuple[str, ...] = MAY_CHANGE) -> None:
         """Raise TepoError, with the list of differences, when a run cannot be gone on with under another recipe."""
         before = yaml.safe_load((self.path / "config.yaml").read_text(encoding="utf-8"))
         now = recipe.model_dump(mode="json")
         differences = [
             f"  {key}: {_show(before, key)} then, {_show(now, key)} now"
             for key in sorted(_leaves(before) | _leaves(now))
-            if not key.startswith(MAY_CHANGE) and _show(before, key) != _show(now, key)
+            if not key.startswith(may_change) and _show(before, key) != _show(now, key)
         ]
         if differences:
             raise TepoError(
