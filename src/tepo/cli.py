@@ -200,6 +200,18 @@ def compare(
 
 @app.command()
 @_reports_errors
+def diagnose(run: Annotated[Path, typer.Argument(help="the folder of a run, finished or not")]) -> None:
+    """What is wrong with a run, in words: the likeliest cause first, with its evidence and what to try.
+
+    The same rules warn while a run goes on. docs/diagnose.md lists them.
+    """
+    from tepo.report.diagnose import diagnose_run
+
+    diagnose_run(run)
+
+
+@app.command()
+@_reports_errors
 def verl(
     recipe: Annotated[str, typer.Argument(help="a YAML file or the name of a packaged recipe")],
     overrides: Overrides = None,

@@ -7,7 +7,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,8 @@ MAY_CHANGE = ("output", "trainer.steps", "trainer.tokens_per_microbatch", "evalu
 
 
 class RunFolder:
-    """config.yaml, environment.json, metrics.jsonl, eval.json, rollouts/, evaluations/, checkpoints/, TensorBoard's."""
+    """config.yaml, environment.json, data.json, metrics.jsonl, eval.json, rollouts/, evaluations/, checkpoints/, and
+    TensorBoard's events."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -76,6 +77,16 @@ class RunFolder:
     def append_metrics(self, record: dict[str, float]) -> None:
         with self.metrics.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
+
+    def read_metrics(self) -> list[dict[str, float]]:
+        """The metrics of the steps so far."""
+        if not self.metrics.exists():
+            return []
+        return [json.loads(line) for line in self.metrics.read_text(encoding="utf-8").splitlines()]
+
+    def write_data(self, train: int, held_out: int, dropped: Mapping[str, int]) -> None:
+        """data.json: how many problems are in use, and how many were left out, by reason."""
+        _write_json(self.path / "data.json", {"train": train, "held_out": held_out, "dropped": dict(dropped)})
 
     def rewind(self, step: int, rollout: int) -> None:
         """Drop what a run wrote after the checkpoint of `step`, so that the resumed run writes it again."""

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from tepo.config import Recipe
 from tepo.data import PromptStream
+from tepo.diagnosis import Evidence, Watch
 from tepo.errors import TepoError
 from tepo.evaluate.accuracy import record as response_record
 from tepo.evaluate.session import AUTOCAST, Session
@@ -25,7 +26,7 @@ from tepo.policy import Policy, load_model
 from tepo.policy.head import Head
 from tepo.rewards.steps import load_process_reward
 from tepo.seeds import derive_seed
-from tepo.train import checkpoint, mismatch
+from tepo.train import checkpoint
 from tepo.train.credit import ProcessScorer
 from tepo.train.critic import Critic
 from tepo.train.display import Display, accuracy_text, final_table
@@ -87,8 +88,8 @@ class Trainer:
         self.step = 0
         self.rollout: Rollout | None = None
         self.evaluations: list[dict[str, Any]] = []
+        self.watch = Watch(Evidence(recipe, len(session.train), session.dropped, self.evaluations))
         self.skipped = 0
-        self.warned = False
         self.tokens = 0
         self.seconds: dict[str, float] = {}
 
@@ -102,6 +103,7 @@ class Trainer:
             init_kwargs={name: {"name": self.folder.path.name} for name in self.recipe.trackers},
         )
         config = self.recipe
+        self.folder.write_data(len(self.session.train), len(self.session.test), self.session.dropped)
         with Display(self.console, config.trainer.steps, self.step) as display:
             self._introduce(display, start)
             if self.step == 0 and config.evaluation.before:
@@ -109,7 +111,7 @@ class Trainer:
             began, first_token = time.monotonic(), self.tokens
             while self.step < config.trainer.steps:
                 metrics = self._one_step()
-                self._warn_of_mismatch(metrics, display)
+                self._warn(self.watch.step(metrics), display)
                 metrics["tokens_per_second"] = (self.tokens - first_token) / (time.monotonic() - began)
                 self._log(metrics, display)
                 last = self.step == config.trainer.steps
@@ -183,12 +185,9 @@ class Trainer:
         self.accelerator.log({key: value for key, value in metrics.items() if key != "step"}, step=self.step)
         display.step(metrics)
 
-    def _warn_of_mismatch(self, metrics: dict[str, float], display: Display) -> None:
-        """Once a run."""
-        message = None if self.warned else mismatch.warning(self.objective, metrics, self.recipe.rollout)
-        if message is not None:
-            self.warned = True
-            display.note(f"note: {message}", "yellow")
+    def _warn(self, messages: list[str], display: Display) -> None:
+        for message in messages:
+            display.note(f"warning: {message}", "yellow")
 
     def _due(self, every: int | None) -> bool:
         return every is not None and self.step % every == 0
@@ -251,8 +250,9 @@ class Trainer:
         unpacked = self.session.policy.unpacked_because
         if unpacked is not None:
             display.note(f"note: each prompt is computed once a response and rows are padded: {unpacked}", "yellow")
-        for message in (*self.session.notes, *degenerate_settings(recipe)):
+        for message in self.session.notes:
             display.note(f"note: {message}", "yellow")
+        self._warn(self.watch.look(), display)
 
     def _save(self) -> Path:
         """A checkpoint from which the run goes on exactly as it would have."""
@@ -280,7 +280,7 @@ class Trainer:
         self.step, self.tokens = state["step"], state["tokens"]
         self.stream.load_state_dict(state["stream"])
         self.updater.optimizer.load_state_dict(state["optimizer"])
-        self.evaluations = state["evaluations"]
+        self.evaluations += state["evaluations"]
         self.updater.objective = self.updater.objective.with_state(state["terms"])
         if self.updater.critic is not None:
             self.updater.critic.load_state_dict(state["critic"])
@@ -293,6 +293,8 @@ class Trainer:
             head.layer.load_state_dict(state["old_head"])
             self.updater.old_head = head
         self.folder.rewind(self.step, (self.step - 1) // self.recipe.trainer.updates_per_rollout)
+        for row in self.folder.read_metrics():
+            self.watch.evidence.add(row)
 
     def _finish(self, final: Path) -> None:
         """Before and after, and where everything is."""
@@ -324,19 +326,6 @@ class AdapterOff(Policy):
         adapted: Any = self.model
         with adapted.disable_adapter():
             return super().score(*args, **kwargs)
-
-
-def degenerate_settings(recipe: Recipe) -> list[str]:
-    """What about a recipe makes its objective less than it looks, in words."""
-    objective, trainer = recipe.objective.build(), recipe.trainer
-    messages = []
-    if trainer.updates_per_rollout == 1 and objective.name.startswith("tepo"):
-        messages.append(
-            "with trainer.updates_per_rollout = 1 the policy is still the one that sampled: every ratio is 1, nothing "
-            "is clipped, the entropy has not changed and the KL mask is empty. TEPO is then DAPO without clip-higher; "
-            "2 or more updates make the difference"
-        )
-    return messages
 
 
 def _newest_checkpoint(folder: RunFolder) -> Path:

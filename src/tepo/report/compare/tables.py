@@ -11,9 +11,16 @@ from rich.table import Table
 from tepo.report.compare.statistics import Mean, Reached
 from tepo.report.compare.summary import Comparison, Row, TaskSummary
 
-LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "−": "$-$"} | {
-    character: "\\" + character for character in "&%$#_{}"
-}
+LATEX = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "−": "$-$",
+    "≥": r"$\geq$",
+    "≤": r"$\leq$",
+    "<": "$<$",
+    ">": "$>$",
+} | {character: "\\" + character for character in "&%$#_{}"}
 
 
 @dataclass(frozen=True)
