@@ -11,8 +11,8 @@ from typing import Any
 from tepo.config import Recipe
 from tepo.objectives import Objective
 
-EARLY, RECENT = 2, 5
-"""Rollouts at the start that a run is compared with, and at its end that say how it is now: single ones are noisy."""
+RECENT = 5
+"""The newest rollouts, which say how a run is now: single ones are noisy."""
 ENOUGH = 2
 """Rollouts from which on their shares are believed."""
 
@@ -58,8 +58,8 @@ class Evidence:
             yield from rollout
 
     def early(self, key: str) -> float | None:
-        """Mean of a metric over the first rollouts."""
-        return _mean(self.rows(self.rollouts[:EARLY]), key)
+        """A metric as it was first measured: before anything was learned, of a whole rollout or its first update."""
+        return next((row[key] for row in self.rows() if math.isfinite(row.get(key, math.nan))), None)
 
     def recent(self, key: str) -> float | None:
         """Mean of a metric over the newest rollouts."""

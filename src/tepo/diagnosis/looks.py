@@ -17,7 +17,7 @@ UNREADABLE = 0.3
 HACKED = 0.1
 EPOCHS = 20
 FLAT = 0.95
-CLIPPED = 0.4
+CLIPPED, BEYOND = 0.4, 50
 EMPTY, FULL = 0.01, 0.98
 COLLAPSED, SOLVED = 0.1, 0.9
 EXPLODED, NATS = 3.0, 0.1
@@ -183,13 +183,14 @@ def reward_constant(run: Evidence) -> str | None:
 
 
 def everything_clipped(run: Evidence) -> str | None:
-    share, bounds = run.moved("clip_fraction"), run.objective.clip_range
-    if not run.enough or share is None or bounds is None or share < CLIPPED:
+    share, bounds, moved = run.moved("clip_fraction"), run.objective.clip_range, run.moved("log_ratio_abs")
+    if not run.enough or share is None or bounds is None or moved is None:
+        return None
+    if share < CLIPPED or moved < BEYOND * max(bounds):
         return None
     return (
         f"{share:.0%} of the tokens are clipped in the later updates of the rollouts since step {run.since()} (about "
-        f"half is all there can be); clip range -{bounds[0]:g} to +{bounds[1]:g}, mean |log ratio| "
-        f"{run.moved('log_ratio_abs') or 0.0:.1e}"
+        f"half is all there can be): log ratios of {moved:.1e} on average, clip range -{bounds[0]:g} to +{bounds[1]:g}"
     )
 
 

@@ -101,8 +101,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "reward_hacked", "The reward rises and the accuracy falls",
-        f"held-out accuracy more than {looks.HACKED:.0%} below its best, intervals apart,
-        training reward above what it was",
+        f"held-out accuracy more than {looks.HACKED:.0%} below its best, intervals apart, "
+        "training reward above what it was",
         "ten points are more than chance between evaluations; the policy is paid for something else than being right",
         ("what the reward pays besides the answer: reward.format, reward.partial, reward.overlong, your own verifier",
          "golds of the training data", "an earlier checkpoint", "objective.ref_kl"),
@@ -148,8 +148,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "length_runs_away", "Responses run away in length",
-        f"{looks.LONGER:g} times those of the start without being right more often,
-        or {looks.TRUNCATED:.0%} more are truncated",
+        f"{looks.LONGER:g} times those of the start without being right more often, "
+        f"or {looks.TRUNCATED:.0%} more are truncated",
         "longer answers that are right more often are fine (and how reasoning grows); these are not",
         ("reward.overlong, a soft punishment", "objective.aggregate=token_mean or constant_length",
          "a lower trainer.learning_rate"),
@@ -159,8 +159,8 @@ RULES: tuple[Rule, ...] = (
         "reward_constant", "The reward does not tell right from wrong",
         f"in at least {looks.FLAT:.0%} of the groups all rewards are equal, though they hold right and wrong answers",
         "without a difference within a group there is no advantage",
-        ("reward.correct and reward.wrong: do they differ?",
-        "reward.missing_end, reward.overlong"), looks.reward_constant,
+        ("reward.correct and reward.wrong: do they differ?", "reward.missing_end, reward.overlong"),
+        looks.reward_constant,
     ),
     Rule(
         "all_wrong", "The reward is flat: every answer is wrong",
@@ -172,8 +172,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "everything_clipped", "Nearly everything is clipped",
-        f"at least {looks.CLIPPED:.0%} of the tokens in the later updates of a rollout",
-        "only what moves on in the direction of its advantage is clipped, which is about half of the tokens at most",
+        f"at least {looks.CLIPPED:.0%} of the tokens in the later updates of a rollout, and log ratios {looks.BEYOND} "
+        "times the clip range",
+        "only what moves on in the direction of its advantage is clipped, about half at most; GSPO as published is "
+        "at 20 times its range: it is the first update alone that then teaches",
         ("a wider objective.clip_low and objective.clip_high (a ratio of single tokens needs 0.2, one of whole "
          "responses 2e-3)", "a lower trainer.learning_rate", "fewer trainer.updates_per_rollout"),
         looks.everything_clipped,
@@ -190,8 +192,8 @@ RULES: tuple[Rule, ...] = (
         "mask_full", "The KL mask holds everything",
         f"at least {looks.FULL:.0%} of the tokens with an advantage above 0",
         "the term then is a KL to the old policy on every success, and no choice of tokens",
-        ("a smaller objective.kl_mask.beta",
-        "a lower trainer.learning_rate: the entropy falls everywhere"), looks.mask_full,
+        ("a smaller objective.kl_mask.beta", "a lower trainer.learning_rate: the entropy falls everywhere"),
+        looks.mask_full,
     ),
     Rule(
         "entropy_collapses", "The entropy collapses",
