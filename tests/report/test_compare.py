@@ -29,6 +29,8 @@ TINY = [
     "data.test_problems=8",
     "evaluation.every=1",
     "reward.workers=1",
+    "checkpoint.every=1",
+    "checkpoint.keep=2",
 ]
 
 
@@ -120,9 +122,8 @@ def test_a_comparison_runs_and_writes_its_tables(compared: tuple[Path, str]) -> 
 
 def test_what_is_finished_stays_and_what_is_not_is_done(compared: tuple[Path, str], tmp_path: Path) -> None:
     """One run was killed after its first checkpoint, another before it, a third is finished."""
-    overrides = [*TINY, "checkpoint.every=1"]
     folder = tmp_path / "compare"
-    cells = make_plan("arithmetic", overrides, parse_specs("tepo,grpo,dapo", "objective"), [], 1, folder)
+    cells = make_plan("arithmetic", TINY, parse_specs("tepo,grpo,dapo", "objective"), [], 1, folder)
     source = compared[0] / "arithmetic"
     for cell in cells[:2]:
         shutil.copytree(source / cell.objective / "seed_0", cell.folder)
@@ -140,6 +141,10 @@ def test_what_is_finished_stays_and_what_is_not_is_done(compared: tuple[Path, st
     assert "1 of 3 runs are finished already" in printed(console)
     assert all(is_finished(cell) for cell in cells)
     assert (cells[0].folder / "metrics.jsonl").read_bytes() == kept
+    logs = [cell.folder.with_name("seed_0.log") for cell in cells]
+    assert not logs[0].exists()
+    assert "step_1" in logs[1].read_text()  # resumed
+    assert "step_1" not in logs[2].read_text()  # from the start
 
 
 def test_a_finished_run_of_other_settings_is_not_taken_for_this_one(compared: tuple[Path, str]) -> None:
@@ -148,7 +153,7 @@ def test_a_finished_run_of_other_settings_is_not_taken_for_this_one(compared: tu
 
 
 def test_a_run_that_fails_is_told_and_the_others_are_compared(tmp_path: Path) -> None:
-    """A learning rate that makes every gradient infinite."""
+    """A model that is not there."""
     cells = make_plan("arithmetic", TINY, parse_specs("tepo,grpo", "objective"), [], 1, tmp_path)
     broken = cells[1].recipe.model_copy(update={"model": cells[1].recipe.model.model_copy(update={"name": "./absent"})})
     console = quiet()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from tepo.diagnosis.evidence import Evidence
+from tepo.diagnosis.evidence import RECENT, Evidence
 
 GOLDS = 0.02
 JUDGING = 0.05
@@ -41,7 +41,7 @@ def judging_fails(run: Evidence) -> str | None:
 
 
 def gradient_not_finite(run: Evidence) -> str | None:
-    steps = [int(row["step"]) for row in run.rows() if row.get("skipped")]
+    steps = [int(row["step"]) for row in run.rows(run.rollouts[-RECENT:]) if row.get("skipped")]
     return f"the gradient was not finite at {_some(steps)}; those steps were skipped" if steps else None
 
 
@@ -112,7 +112,7 @@ def format_never_learned(run: Evidence) -> str | None:
     found = run.recent("formatted")
     if run.recipe.reward.format is None or found is None or not run.enough:
         return None
-    never = not any(row["formatted"] for row in run.rows())
+    never = not any(row.get("formatted") for row in run.rows())
     if not never and (found > FORMAT or len(run.rollouts) < FORMAT_ROLLOUTS):
         return None
     seen = "none of the responses" if never else f"{found:.1%} of the responses since step {run.since()}"

@@ -66,7 +66,7 @@ RULES: tuple[Rule, ...] = (
         looks.judging_fails, _is("error", "timeout"),
     ),
     Rule(
-        "gradient_not_finite", "Gradients are not finite", "any step was skipped for it",
+        "gradient_not_finite", "Gradients are not finite", "a step of the newest rollouts was skipped for it",
         "a healthy run has none",
         ("a lower trainer.learning_rate", "model.dtype=fp32", "trainer.warmup_steps"), looks.gradient_not_finite,
     ),
