@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sympy.core import random
+from sympy.core.cache import clear_cache
 
 from tepo.rewards import maths
 from tepo.rewards.exact import judge_exact
@@ -197,3 +199,44 @@ def test_a_verdict_has_a_score_from_0_to_1() -> None:
 def test_any_run_of_four_or_more_hashes_marks_the_answer(response: str) -> None:
     """A small model writes five: the fifth was taken for the answer."""
     assert judge_math_here(response, "20").status is Status.CORRECT
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "equal"),
+    [
+        (r"7 \cdot \infty", "7919", False),
+        (r"\infty * 50\%", "7919", False),
+        (r"x \cdot \infty", "7919", False),
+        (r"(7\infty, 2)", "(7919, 2)", False),
+        (r"\{7 \cdot \infty, 3\}", r"\{7919, 3\}", False),
+        (r"\infty - \infty", "0", False),
+        (r"-\infty", r"\infty", False),
+        (r"2\infty", r"\infty", True),
+        (r"\frac{1}{\infty}", "0", True),
+        (r"\lim_{x \to \infty} \frac{1}{x}", "0", True),
+        (r"(-\infty, 2] \cup [3, \infty)", r"(-\infty,2]\cup[3,\infty)", True),
+        (r"(-\infty, \frac{1}{2})", "(-\\infty, 0.5)", True),
+    ],
+)
+def test_infinity_equals_no_number_whatever_points_sympy_tries(
+    answer: str, gold: str, equal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SymPy tests for zero at random points, where `7 * infinity - 7919` is zero for some: seed 2 was one."""
+    seed = random.seed
+    monkeypatch.setattr(random, "seed", lambda _: None)
+    for points in range(6):
+        seed(points)
+        clear_cache()
+        maths._judge_answer.cache_clear()
+        assert judge_math_here(f"\\boxed{{{answer}}}", gold).correct is equal
+
+
+def test_the_points_that_sympy_tries_are_the_same_in_every_run() -> None:
+    drawn = set()
+    for seed in (1, 2):
+        random.seed(seed)
+        clear_cache()
+        maths._judge_answer.cache_clear()
+        assert not judge_math_here(r"\boxed{\sqrt{x^2 + 1}}", "x + 1").correct
+        drawn.add(random.rng.random())
+    assert len(drawn) == 1

@@ -21,6 +21,9 @@ from transformers import PreTrainedModel
 CHUNK_ELEMENTS = 2**24
 """Logits (tokens x vocabulary) computed at once: 64 MiB in fp32."""
 
+BLOCK_ELEMENTS = 2**21
+"""Logits of a chunk reduced at once on a processor: what is made of them on the way fits into its cache."""
+
 
 @dataclass(frozen=True)
 class HeadOutput:
@@ -75,6 +78,12 @@ class Head:
         if self.factor != 1:
             logits = logits * self.factor
         return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
+
+    def unscaled(self, slopes: Tensor, logits: Tensor) -> Tensor:
+        """The gradient of what the layer gives, from that of the logits; may be written over `slopes`."""
+        if self.factor != 1:
+            slopes = slopes.mul_(self.factor)
+        return slopes if self.softcap is None else slopes.mul_(1 - (logits / self.softcap).square_())
 
 
 def score_hidden(
@@ -141,8 +150,10 @@ class _LogpAndEntropy(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         parts = []
         for part in _chunks(len(hidden), rows):
-            log_probs = torch.log_softmax(head(hidden[part]) / temperature, dim=-1)
-            parts.append((log_probs.gather(-1, targets[part, None]).squeeze(-1), _entropy(log_probs)))
+            logits, ids = head(hidden[part]), targets[part]
+            for block in _blocks(logits):
+                log_probs = torch.log_softmax(_tempered(logits[block], temperature), dim=-1)
+                parts.append((log_probs.gather(-1, ids[block, None]).squeeze(-1), _entropy(log_probs)))
         logp, entropy = (torch.cat(values) for values in zip(*parts, strict=True))
         ctx.save_for_backward(hidden, targets, entropy, *trained)
         ctx.head, ctx.temperature, ctx.rows = head, temperature, rows
@@ -157,44 +168,82 @@ class _LogpAndEntropy(torch.autograd.Function):
         hidden, targets, entropy, *trained = ctx.saved_tensors
         if all(gradient is None for gradient in gradients):
             return (None,) * len(ctx.needs_input_grad)
-        sums = [torch.zeros_like(parameter) for parameter in trained]
+        sums = [torch.empty_like(parameter) for parameter in trained]
         of_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[4] else None
         for part in _chunks(len(hidden), ctx.rows):
-            with torch.enable_grad():
-                states = hidden[part].detach().requires_grad_(of_hidden is not None)
-                projected = ctx.head.project(states)
-                leaf = projected.detach().requires_grad_()
-                logits = ctx.head.scaled(leaf) / ctx.temperature
-            slopes = _logit_gradient(
-                logits.detach(), targets[part], entropy[part], *(None if g is None else g[part] for g in gradients)
-            )
-            (slopes,) = torch.autograd.grad(logits, leaf, slopes)
-            with torch.autocast(hidden.device.type, enabled=False):
-                of_states = _through_layer(ctx.head.layer, states, projected, slopes, trained, sums)
+            states = hidden[part].detach()
+            outer = [None if gradient is None else gradient[part] for gradient in gradients]
+            through = _through_linear if type(ctx.head.layer) is nn.Linear else _through_any
+            of_states = through(ctx, states, targets[part], entropy[part], outer, trained, sums, first=part.start == 0)
             if of_hidden is not None and of_states is not None:
                 of_hidden[part] = of_states
         return None, None, None, None, of_hidden, None, *sums
 
 
-def _through_layer(
-    layer: nn.Module, states: Tensor, projected: Tensor, slopes: Tensor, trained: list[Tensor], sums: list[Tensor]
+def _through_linear(
+    ctx: Any,
+    states: Tensor,
+    targets: Tensor,
+    entropy: Tensor,
+    outer: list[Tensor | None],
+    trained: list[Tensor],
+    sums: list[Tensor],
+    *,
+    first: bool,
 ) -> Tensor | None:
-    """Add to the sums of the trained parameters' gradients what these slopes [C, V] of the layer's output give.
+    """Add a chunk's share to the sums of the trained parameters' gradients, or set them to the first chunk's.
 
-    -> the gradient of `states` [C, D], if they want one.
+    outer: gradients of log-prob and entropy [C] -> gradient of `states` [C, D], if it is wanted. The chunk's slopes
+    are written over its logits, and no other tensor of the size of the weight is made.
     """
-    if type(layer) is nn.Linear:  # by hand, without another tensor of the size of the weight
+    head, weight = ctx.head, ctx.head.layer.weight
+    slopes = head.project(states)
+    _slopes(ctx, slopes, targets, entropy, outer, slopes)
+    with torch.autocast(states.device.type, enabled=False):
         for parameter, total in zip(trained, sums, strict=True):
             if parameter.dim() == 2:
-                total.addmm_(slopes.T, states.to(total.dtype))
+                total.addmm_(slopes.T, states.to(total.dtype), beta=0 if first else 1)
+            elif first:
+                torch.sum(slopes, 0, out=total)
             else:
                 total += slopes.sum(0)
-        return slopes @ layer.weight if states.requires_grad else None
+        return slopes @ weight if ctx.needs_input_grad[4] else None
+
+
+def _through_any(
+    ctx: Any,
+    states: Tensor,
+    targets: Tensor,
+    entropy: Tensor,
+    outer: list[Tensor | None],
+    trained: list[Tensor],
+    sums: list[Tensor],
+    *,
+    first: bool,
+) -> Tensor | None:
+    """As `_through_linear`, for a layer that knows its own gradient alone, such as one with adapters."""
+    with torch.enable_grad():
+        states.requires_grad_(ctx.needs_input_grad[4])
+        projected = ctx.head.project(states)
+    slopes = torch.empty_like(projected)
+    _slopes(ctx, projected.detach(), targets, entropy, outer, slopes)
     wanted = [*trained, states] if states.requires_grad else trained
-    found = torch.autograd.grad(projected, wanted, slopes)
+    with torch.autocast(states.device.type, enabled=False):
+        found = torch.autograd.grad(projected, wanted, slopes)
     for total, share in zip(sums, found, strict=False):
-        total += share
+        total.copy_(share) if first else total.add_(share)
     return found[-1] if states.requires_grad else None
+
+
+def _slopes(
+    ctx: Any, projected: Tensor, targets: Tensor, entropy: Tensor, outer: list[Tensor | None], out: Tensor
+) -> None:
+    """Write to `out` [C, V], which may be `projected` itself, the gradient of what the layer gives."""
+    for block in _blocks(projected):
+        logits = ctx.head.scaled(projected[block])
+        gradients = (None if gradient is None else gradient[block] for gradient in outer)
+        slopes = _logit_gradient(_tempered(logits, ctx.temperature), targets[block], entropy[block], *gradients)
+        out[block] = ctx.head.unscaled(_tempered(slopes, ctx.temperature), logits)
 
 
 def _logit_gradient(
@@ -214,6 +263,15 @@ def _logit_gradient(
 def _chunks(tokens: int, rows: int) -> list[slice]:
     """At least one, which is empty where there are no tokens."""
     return [slice(start, start + rows) for start in range(0, max(tokens, 1), rows)]
+
+
+def _blocks(logits: Tensor) -> list[slice]:
+    rows = len(logits) if logits.device.type != "cpu" else BLOCK_ELEMENTS // logits.shape[-1]
+    return _chunks(len(logits), max(1, rows))
+
+
+def _tempered(values: Tensor, temperature: float) -> Tensor:
+    return values if temperature == 1 else values / temperature
 
 
 def _entropy(log_probs: Tensor) -> Tensor:

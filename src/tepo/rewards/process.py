@@ -38,8 +38,10 @@ def _environment() -> dict[str, str]:
     environment = dict(os.environ)
     if root.name not in ("site-packages", "dist-packages"):
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), environment.get("PYTHONPATH")]))
-    # One thread and few arenas: both reserve address space, which is what the memory limit counts.
-    return environment | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
+    # One thread and few arenas: both reserve address space, which is what the memory limit counts. One seed of hashes:
+    # the order of SymPy's sets must not decide a verdict.
+    threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
+    return environment | threads | {"PYTHONHASHSEED": "0"}
 
 
 class WorkerProcess:
