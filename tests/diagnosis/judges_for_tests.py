@@ -19,3 +19,8 @@ def boxed(response: str, problem: Problem) -> Verdict:
 def broken(response: str, problem: Problem) -> bool:
     """Takes for granted what the problem does not bring."""
     return response.endswith(problem.info["solution"])
+
+
+def long(response: str, problem: Problem) -> float:
+    """Pays for length."""
+    return min(len(response) / 150, 1.0)

@@ -1,4 +1,4 @@
-"""Short real runs of the embedded model: ten in which something is wrong, by the name of the rule, and healthy ones."""
+"""Short real runs of the embedded model: some in which something is wrong, by the rule that says so, and healthy ones."""
 
 from __future__ import annotations
 
@@ -37,15 +37,13 @@ PLANTED = {
     "data_repeated": ["data.max_problems=1", "trainer.steps=16"],
     "all_wrong": ["data={wrong_gold}", "data.template=plain", "reward.verifier=integer"],
     "everything_clipped": ["objective=gspo", "objective.clip_low=1e-5", "objective.clip_high=1e-5"],
-    "entropy_explodes": ["objective.entropy_bonus=1", "trainer.learning_rate=1e-3", "trainer.steps=24"],
-    "entropy_collapses": ["objective=em_ft", "trainer.learning_rate=3e-4", "trainer.steps=40"],
+    "entropy_explodes": ["objective.entropy_bonus=3", "trainer.learning_rate=3e-4", "trainer.steps=24"],
     "reward_constant": ["reward.correct=0"],
     "all_right": ["reward.verifier=judges_for_tests:anything"],
     "judging_fails": ["reward.verifier=judges_for_tests:broken"],
-    "ratio_noise": ["model.dtype=bf16"],
     "length_runs_away": [
-        "reward.format.pattern='^.{{32,}}'", "reward.format.score=3", "trainer.learning_rate=1e-3", "trainer.steps=40",
-        "rollout.max_response_tokens=60",
+        "reward.verifier=judges_for_tests:long", "reward.partial=true", "trainer.learning_rate=1e-3", "trainer.steps=32",
+        "rollout.max_response_tokens=80",
     ],
     "reward_hacked": [
         "reward.format.pattern=^.{{0,12}}$", "reward.format.score=3", "trainer.learning_rate=1e-3",
