@@ -1,4 +1,4 @@
-"""Short real runs of the embedded model: some in which something is wrong, by the rule that says so, and healthy ones."""
+"""Short real runs of the embedded model: with a fault, by the rule that says so, and healthy ones."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ PLANTED = {
     "all_right": ["reward.verifier=judges_for_tests:anything"],
     "judging_fails": ["reward.verifier=judges_for_tests:broken"],
     "length_runs_away": [
-        "reward.verifier=judges_for_tests:long", "reward.partial=true", "trainer.learning_rate=1e-3", "trainer.steps=32",
-        "rollout.max_response_tokens=80",
+        "reward.verifier=judges_for_tests:long", "reward.partial=true", "rollout.max_response_tokens=80",
+        "trainer.learning_rate=1e-3", "trainer.steps=32",
     ],
     "reward_hacked": [
         "reward.format.pattern=^.{{0,12}}$", "reward.format.score=3", "trainer.learning_rate=1e-3",

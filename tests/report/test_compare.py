@@ -17,7 +17,7 @@ from tepo.config import load_recipe
 from tepo.errors import TepoError
 from tepo.report.compare.command import compare, compare_existing
 from tepo.report.compare.launch import is_finished, run_cells
-from tepo.report.compare.plan import Cell, make_plan
+from tepo.report.compare.plan import make_plan
 from tepo.report.compare.spec import parse_spec, parse_specs
 from tepo.report.run import Run
 
@@ -152,14 +152,15 @@ def test_a_finished_run_of_other_settings_is_not_taken_for_this_one(compared: tu
         compare("arithmetic", [*TINY, "trainer.learning_rate=1e-3"], "tepo", 1, output=compared[0], console=quiet())
 
 
-def test_a_run_that_fails_is_told_and_the_others_are_compared(tmp_path: Path) -> None:
-    """A model that is not there."""
-    cells = make_plan("arithmetic", TINY, parse_specs("tepo,grpo", "objective"), [], 1, tmp_path)
-    broken = cells[1].recipe.model_copy(update={"model": cells[1].recipe.model.model_copy(update={"name": "./absent"})})
+def test_a_run_that_fails_is_told_and_the_others_go_on(compared: tuple[Path, str]) -> None:
+    """A model that is not there, beside a run that is finished."""
+    folder = compared[0]
+    done = make_plan("arithmetic", TINY, parse_specs("tepo", "objective"), [], 1, folder)
+    lost = make_plan("arithmetic", [*TINY, "model=./absent"], parse_specs("dapo", "objective"), [], 1, folder)
     console = quiet()
-    failed = run_cells([cells[0], Cell("arithmetic", "grpo", broken)], 2, tmp_path, console)
-    assert [cell.objective for cell in failed] == ["grpo"]
-    assert "failed: " in printed(console)
+    failed = run_cells([*lost, *done], 1, folder, console)
+    assert [cell.objective for cell in failed] == ["dapo"]
+    assert "2/2  arithmetic, dapo, seed 0: failed: " in printed(console)
     assert "absent" in printed(console)
 
 
