@@ -4,8 +4,10 @@ usage: python benchmarks/step.py [--dtype fp32|bf16] [--json] [...]        needs
 
 Both compute GRPO (standardized advantages, no KL term) of the same rows, in one process and in turn. TRL's side is
 GRPOTrainer._compute_loss on micro-batches as its own collation pads them; ours is Updater.step without the optimizer.
+TRL recomputes every layer in its backward pass unless told not to, and ours does not: `--gradient-checkpointing`
+says whether each goes as it comes, or both one way.
 Memory is measured in a process of its own for each side: the most that was resident during the step (VmHWM, which is
-reset before) less what is resident between steps, that is weights and gradients; no optimizer has state yet.
+reset before) less what is resident before it, that is weights and gradients; no optimizer has state yet.
 Utilization is the time that the step's matrix products would take at the speed of a large one, measured here, over the
 time of the step. Products are counted as they are run (2mnk), with what is computed again in the backward pass of the
 output layer; those inside attention are left out.
@@ -14,7 +16,6 @@ output layer; those inside attention are left out.
 from __future__ import annotations
 
 import argparse
-import copy
 import ctypes
 import json
 import os
@@ -59,8 +60,13 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--lengths", type=int, nargs=2, default=(40, 160), help="shortest and longest response")
     parser.add_argument("--zero-variance", type=float, default=0.0, help="share of the groups without a signal")
     parser.add_argument("--problems", type=Path, help=".jsonl with `problem`; without it, problems made here")
-    parser.add_argument("--gradient-checkpointing", action="store_true", help="on both sides")
-    parser.add_argument("--tokens-per-microbatch", type=int, default=640, help="ours")
+    parser.add_argument(
+        "--gradient-checkpointing",
+        choices=("defaults", "on", "off"),
+        default="defaults",
+        help="defaults: on in TRL and off in ours, as each comes; otherwise on both sides",
+    )
+    parser.add_argument("--tokens-per-microbatch", type=int, default=1024, help="ours")
     parser.add_argument("--rows-per-microbatch", type=int, default=8, help="TRL's; 8 is its default")
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
@@ -129,6 +135,7 @@ def our_step(arguments: argparse.Namespace, model: Any, tokenizer: Any, samples:
         updater.step(samples, 1e-6)
         return [parameter.grad for parameter in updater.parameters]  # type: ignore[misc]
 
+    _zero(updater.parameters)
     return step
 
 
@@ -141,13 +148,16 @@ def trl_step(arguments: argparse.Namespace, model: Any, tokenizer: Any, samples:
     config = GRPOConfig(
         output_dir=tempfile.mkdtemp(), use_cpu=arguments.device == "cpu", bf16=arguments.dtype == "bf16",
         per_device_train_batch_size=rows, gradient_accumulation_steps=parts, num_generations=arguments.responses,
-        loss_type="grpo", beta=0.0, report_to="none", gradient_checkpointing=arguments.gradient_checkpointing,
+        loss_type="grpo", beta=0.0, report_to="none", gradient_checkpointing=arguments.gradient_checkpointing != "off",
         max_completion_length=arguments.lengths[1],
     )  # fmt: skip
     data = Dataset.from_dict({"prompt": ["unused"] * arguments.prompts})
     trainer = GRPOTrainer(model, lambda **_: [], config, data, processing_class=tokenizer)
     trainer.current_gradient_accumulation_steps = parts
+    if config.gradient_checkpointing:  # as Trainer.train does
+        model.gradient_checkpointing_enable(config.gradient_checkpointing_kwargs)
     inputs = padded(samples, tokenizer.pad_token_id, arguments.device)
+    _zero(model.parameters())
 
     def step() -> list[Tensor]:
         _zero(model.parameters())
@@ -217,7 +227,6 @@ def timed(work: Callable[[], object], device: str) -> float:
 
 def peak_memory(step: Step, device: str) -> float:
     """MiB that a step needs beyond weights and gradients."""
-    step()  # allocates the gradients, and whatever is made once
     if device != "cpu":
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
@@ -242,31 +251,33 @@ def memory_in_own_process(side: str) -> float:
     return float(done.stdout.splitlines()[-1])
 
 
-def load(arguments: argparse.Namespace) -> tuple[Any, Any, list[Sample]]:
-    """Model, tokenizer, samples."""
-    config = ModelConfig(name=arguments.model, gradient_checkpointing=arguments.gradient_checkpointing)
+def load(arguments: argparse.Namespace, *, ours: bool) -> tuple[Any, Any, list[Sample]]:
+    """Model, tokenizer, samples. TRL turns gradient checkpointing on by itself."""
+    config = ModelConfig(name=arguments.model, gradient_checkpointing=ours and arguments.gradient_checkpointing == "on")
     model, tokenizer = load_model(config)
     return model.to(arguments.device), tokenizer, make_samples(arguments, tokenizer)
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
-    model, tokenizer, samples = load(arguments)
-    ours, device = our_step(arguments, copy.deepcopy(model), tokenizer, samples), arguments.device
-    trl = trl_step(arguments, model, tokenizer, samples)
-    mine, theirs = (torch.cat([gradient.flatten() for gradient in step()]) for step in (ours, trl))
+    model, tokenizer, samples = load(arguments, ours=True)
+    ours, device = our_step(arguments, model, tokenizer, samples), arguments.device
+    trl = trl_step(arguments, *load(arguments, ours=False))
+    with MatrixProducts() as products:
+        mine = torch.cat([gradient.flatten() for gradient in ours()])
+    theirs = torch.cat([gradient.flatten() for gradient in trl()])
     error = float((mine - theirs).norm() / theirs.norm())
     del mine, theirs
     times: dict[str, list[float]] = {"trl": [], "ours": []}
     for _ in range(arguments.repetitions):
         times["trl"].append(timed(trl, device))
         times["ours"].append(timed(ours, device))
-    with MatrixProducts() as products:
-        ours()
     rates = {dtype: product_rate(dtype, device) for dtype in products.flops}
     seconds = {side: statistics.median(values) for side, values in times.items()}
     memory = {side: memory_in_own_process(side) for side in times}
     return {
         "dtype": arguments.dtype,
+        "gradient_checkpointing": arguments.gradient_checkpointing,
+        "zero_variance": arguments.zero_variance,
         "speedup": seconds["trl"] / seconds["ours"],
         "memory_ratio": memory["ours"] / memory["trl"],
         "gradient_error": error,
@@ -287,7 +298,7 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     if arguments.memory_of is not None:
         make = {"ours": our_step, "trl": trl_step}[arguments.memory_of]
-        step = make(arguments, *load(arguments))
+        step = make(arguments, *load(arguments, ours=arguments.memory_of == "ours"))
         print(peak_memory(step, arguments.device))
         return
     found = measure(arguments)

@@ -56,6 +56,11 @@ FAULTS = {
     "option out of range": (["objective.clip_low=1.5"], ["clip_low", "1.5"]),
     "unknown choice inside an option": (["objective.kl_mask.target=future"], ["kl_mask.target", "future", "old"]),
     "truth value for a coefficient": (["objective.kl_mask=true"], ["kl_mask.beta", "True"]),
+    "server of another engine": (["rollout.vllm_server=http://host:1"], ["rollout", "vllm_server", "transformers"]),
+    "server without a scheme": (
+        ["rollout.engine=vllm", "rollout.vllm_server=host:8000"],
+        ["rollout.vllm_server", "host:8000"],
+    ),
     "truncated sampling": (["rollout.top_p=0.9"], ["rollout.top_p", "0.9", "ratio"]),
     "greedy training": (["rollout.temperature=0"], ["rollout.temperature", "greater than 0"]),
     "prompts that cannot be shared out": (

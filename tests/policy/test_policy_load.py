@@ -8,6 +8,7 @@ import shutil
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -40,7 +41,7 @@ def log_probs(policy: Policy) -> Tensor:
         return policy.score(ROWS).logp
 
 
-def load_policy(folder: Path | str, *, lora: LoraConfig | None = None, gradient_checkpointing: bool = False) -> Policy:
+def load_policy(folder: Path | str, *, lora: LoraConfig | None = None, gradient_checkpointing: Any = False) -> Policy:
     return Policy(*load_model(ModelConfig(name=str(folder), lora=lora, gradient_checkpointing=gradient_checkpointing)))
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 from models import FAMILIES, character_tokenizer, model_folder, tiny_model, tiny_policy
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaForCausalLM
 
 from tepo.config.recipe import LoraConfig, ModelConfig
@@ -88,16 +90,47 @@ def either_attention(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(attention._PrefixAttention, "apply", None)
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("checkpointing", [False, True, "elementwise"])
 @pytest.mark.parametrize("lora", [None, LORA])
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 def test_gradients_are_those_of_the_padded_forward(
-    family: str, lora: LoraConfig | None, checkpointing: bool, tmp_path: Path, either_attention: None
+    family: str,
+    lora: LoraConfig | None,
+    checkpointing: bool | Literal["elementwise"],
+    tmp_path: Path,
+    either_attention: None,
 ) -> None:
     if lora:
         pytest.importorskip("peft")
     policy = load(model_folder(tmp_path / "model", family), lora=lora, gradient_checkpointing=checkpointing)
     assert relative_difference(policy) < 1e-5
+
+
+class Operations(TorchDispatchMode):
+    """Counts what is computed, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.counts[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_elementwise_checkpointing_repeats_no_product_and_no_attention(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "model", "llama")
+    counts = {}
+    for checkpointing in (False, True, "elementwise"):
+        policy = load(folder, gradient_checkpointing=checkpointing)
+        policy.score(ROWS)
+        with Operations() as seen:
+            policy.score(ROWS).logp.sum().backward()
+        counts[checkpointing] = seen.counts
+    attention_kernel = "_scaled_dot_product_flash_attention_for_cpu"
+    for name in ("mm", attention_kernel):
+        assert 0 < counts[False][name] == counts["elementwise"][name] < counts[True][name]
+    assert counts[False]["silu"] < counts["elementwise"]["silu"] == counts[True]["silu"]
 
 
 @pytest.mark.parametrize("heads", [1, 2, 4])

@@ -5,14 +5,20 @@ Runs where vLLM is installed (`.ci/vllm` makes such an environment); the merging
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
+import os
+import signal
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
 from models import character_tokenizer, tiny_model
@@ -21,8 +27,10 @@ from tepo.config.recipe import LoraConfig, ModelConfig
 from tepo.errors import TepoError
 from tepo.policy import Policy, Row, load_model
 from tepo.policy.load import _add_adapter
-from tepo.rollout import Response, Sampling
+from tepo.rollout import Response, Sampling, vllm_server
 from tepo.rollout.vllm import VllmEngine, merged_weights
+from tepo.rollout.vllm_server import VllmServer
+from tepo.rollout.vllm_worker import WeightReceiver
 
 installed = importlib.util.find_spec("vllm") is not None
 needs_vllm = pytest.mark.skipif(not installed, reason="needs vLLM, in an environment of its own (.ci/vllm)")
@@ -66,15 +74,100 @@ def largest_difference(policy: Policy, groups: list[list[Response]]) -> float:
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[VllmEngine]:
+    opened = VllmEngine(adapted_policy(), "fp32", 64, 0.1)
+    yield opened
+    opened.close()
+
+
+def adapted_policy() -> Policy:
     model, tokenizer = load_model(ModelConfig(name="embedded", lora=LoraConfig(rank=4)))
-    opened = VllmEngine(Policy(model, tokenizer), "fp32", 64, 0.1)
+    return Policy(model, tokenizer)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a server on this machine."""
+    folder = tmp_path_factory.mktemp("served")
+    model, tokenizer = load_model(ModelConfig(name="embedded"))
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    settings = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    command = [
+        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder),
+        "--host", "127.0.0.1", "--port", str(port),
+        "--worker-extension-cls", "tepo.rollout.vllm_worker.WeightReceiver", "--logprobs-mode", "processed_logprobs",
+        "--dtype", "float32", "--max-model-len", "64", "--enforce-eager", "--gpu-memory-utilization", "0.1",
+    ]  # fmt: skip
+    log = folder / "log"
+    with log.open("w") as out:
+        process = subprocess.Popen(command, env=os.environ | settings, stdout=out, stderr=out, start_new_session=True)
+    try:
+        for _ in range(300):
+            assert process.poll() is None, log.read_text()[-3000:]
+            with contextlib.suppress(httpx.TransportError):
+                if httpx.get(f"http://127.0.0.1:{port}/health").is_success:
+                    break
+            time.sleep(1)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@pytest.fixture(scope="module", params=["here", "server"])
+def any_engine(request: pytest.FixtureRequest) -> Iterator[VllmEngine | VllmServer]:
+    """Started with the weights of the base model; the server's own are another's, and are replaced."""
+    if request.param == "here":
+        yield request.getfixturevalue("engine")
+        return
+    opened = VllmServer(adapted_policy(), request.getfixturevalue("server"), 64)
     yield opened
     opened.close()
 
 
 @needs_vllm
-def test_sampled_log_probs_follow_the_weights(engine: VllmEngine) -> None:
+def test_a_server_that_cannot_be_used_is_refused(server: str) -> None:
+    with pytest.raises(TepoError, match=r"takes 64 tokens of prompt and response, and the run may have 65"):
+        VllmServer(adapted_policy(), server, 65)
+
+
+def test_no_server_is_an_error_that_says_how_to_start_one() -> None:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))  # never listens
+        address = f"http://127.0.0.1:{bound.getsockname()[1]}"
+        with pytest.raises(
+            TepoError, match=rf"rollout.vllm_server = {address} does not answer .*api_server --model MODEL"
+        ):
+            VllmServer(Policy(tiny_model(), character_tokenizer()), address, 64)
+
+
+def test_weights_are_sent_in_parts_and_arrive_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model()
+    monkeypatch.setattr(vllm_server, "PART_BYTES", 2000)
+    parts = list(vllm_server._parts(merged_weights(Policy(model, character_tokenizer())), torch.bfloat16))
+    assert len(parts) > 3
+
+    class Worker(WeightReceiver):
+        def reload_weights(self, weights_iterator: Iterator[tuple[str, torch.Tensor]]) -> None:
+            self.loaded = dict(weights_iterator)
+
+    worker = Worker()
+    for part in parts:
+        worker.tepo_receive(part)
+    worker.tepo_load()
+    expected = model.state_dict()
+    assert worker.loaded.keys() == expected.keys()
+    assert all(torch.equal(worker.loaded[name], tensor.bfloat16()) for name, tensor in expected.items())
+
+
+@needs_vllm
+def test_sampled_log_probs_follow_the_weights(any_engine: VllmEngine | VllmServer) -> None:
     """Those of the base model, and those of an adapter; what was cached of the prompts is not used again."""
+    engine = any_engine
     sampling = Sampling(1.0, 20)
     before = engine.generate(PROMPTS, 4, sampling, seed=1)
     assert largest_difference(engine.policy, before) < 1e-3
@@ -92,8 +185,9 @@ def test_sampled_log_probs_follow_the_weights(engine: VllmEngine) -> None:
 
 
 @needs_vllm
-def test_responses_are_as_the_other_engine_gives_them(engine: VllmEngine) -> None:
+def test_responses_are_as_the_other_engine_gives_them(any_engine: VllmEngine | VllmServer) -> None:
     """Ends, limits, greedy copies and repetition by the seed."""
+    engine = any_engine
     ends = engine.policy.end_tokens
     groups = engine.generate(PROMPTS, 8, Sampling(1.0, 6), seed=2)
     for response in (response for group in groups for response in group):
@@ -109,7 +203,8 @@ def test_responses_are_as_the_other_engine_gives_them(engine: VllmEngine) -> Non
 
 
 @needs_vllm
-def test_a_run_trains_with_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("where", ["here", "server"])
+def test_a_run_trains_with_it(tmp_path: Path, where: str, request: pytest.FixtureRequest) -> None:
     """The log-probs of every step's samples, under weights that have changed in between, are the policy's own."""
     folder = tmp_path / "run"
     settings = [
@@ -118,6 +213,8 @@ def test_a_run_trains_with_it(tmp_path: Path) -> None:
         "data.test_problems=16", "evaluation.every=null", "checkpoint.every=null", "reward.workers=1",
         f"output={folder}",
     ]  # fmt: skip
+    if where == "server":
+        settings.append(f"rollout.vllm_server={request.getfixturevalue('server')}")
     # A process of its own: there can be one such engine in each.
     command = [sys.executable, "-m", "tepo", "train", "--config", "arithmetic", *settings]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

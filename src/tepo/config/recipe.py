@@ -48,7 +48,11 @@ class ModelConfig(Section):
         "fp32", description="precision of the arithmetic; weights and optimizer stay fp32, so that small updates count"
     )
     lora: LoraConfig | None = None
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: bool | Literal["elementwise"] = Field(
+        False,
+        description="compute layers again in the backward pass: true keeps their inputs alone, `elementwise` also the "
+        "results of matrix products and attention, so that only cheap operations are repeated",
+    )
     trust_remote_code: bool = False
     device: str = Field("auto", description="`auto`, `cpu`, `cuda`, ...")
 
@@ -78,12 +82,25 @@ class RolloutConfig(Section):
         "correction_cap), `mask` leaves out responses whose likelihoods differ by more than that factor",
     )
     correction_cap: float = Field(2.0, gt=1)
+    vllm_server: str | None = Field(
+        None,
+        pattern=r"^https?://",
+        description="vllm: address of a server to sample with, http://host:port; without it vLLM runs in this process",
+    )
     vllm_memory: float = Field(
         0.4, gt=0, le=1, description="vllm: share of the device's memory for its weights and cache"
     )
     vllm_max_length: int | None = Field(
         None, ge=2, description="vllm: longest prompt and response; the data's and the rollout's limits when not given"
     )
+
+    @model_validator(mode="after")
+    def _server_is_of_vllm(self) -> Self:
+        if self.vllm_server is not None and self.engine != "vllm":
+            raise ValueError(
+                f"vllm_server is given and engine is {self.engine}; only engine=vllm samples with a server"
+            )
+        return self
 
     @field_validator("stop")
     @classmethod

@@ -55,14 +55,15 @@ class _PrefixAttention(torch.autograd.Function):
 
     torch's CPU kernel gives the log-sum-exp of its scores, and its backward pass takes output and log-sum-exp as given:
     with the merged ones each part's backward pass is its share of the whole gradient. No keys are copied or padded.
+    Of bf16 the arithmetic is in fp32: that kernel's backward pass takes nearly twice the time in bf16.
     """
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, groups: Sequence[Group], scale: float) -> Tensor:
+        given = query, key, value
+        query, key, value = _at_least_fp32(*given)
         out = query.new_empty(1, query.shape[2], query.shape[1], query.shape[3]).transpose(1, 2)
-        total = query.new_empty(
-            1, query.shape[2], query.shape[1], dtype=torch.promote_types(query.dtype, torch.float32)
-        ).transpose(1, 2)
+        total = query.new_empty(1, query.shape[2], query.shape[1]).transpose(1, 2)
         for own in _sequences(groups):
             out[:, :, own], total[:, :, own] = _flash(
                 query[:, :, own], key[:, :, own], value[:, :, own], 0.0, True, scale=scale
@@ -73,18 +74,20 @@ class _PrefixAttention(torch.autograd.Function):
             weights = (total[:, :, responses] - merged).exp_()[..., None], (lse - merged).exp_()[..., None]
             out[:, :, responses] = out[:, :, responses] * weights[0] + part * weights[1]
             total[:, :, responses] = merged
-        ctx.save_for_backward(query, key, value, out, total)
+        out = out.to(given[0].dtype)
+        ctx.save_for_backward(*given, out, total)
         ctx.groups, ctx.scale = groups, scale
         return out
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        query, key, value, out, total = ctx.saved_tensors
+        *given, total = ctx.saved_tensors
+        query, key, value, out, above = _at_least_fp32(*given, gradients[0])
         grads = [torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)]
 
         def part(queries: slice, keys: slice, causal: bool) -> Any:
             return _flash_backward(
-                gradients[0][:, :, queries], query[:, :, queries], key[:, :, keys], value[:, :, keys],
+                above[:, :, queries], query[:, :, queries], key[:, :, keys], value[:, :, keys],
                 out[:, :, queries], total[:, :, queries], 0.0, causal, scale=ctx.scale,
             )  # fmt: skip
 
@@ -95,7 +98,11 @@ class _PrefixAttention(torch.autograd.Function):
             places = (responses, prompt, prompt)
             for gradient, place, share in zip(grads, places, part(responses, prompt, False), strict=True):
                 gradient[:, :, place] += share
-        return *grads, None, None
+        return *(gradient.to(given[0].dtype) for gradient in grads), None, None
+
+
+def _at_least_fp32(*tensors: Tensor) -> list[Tensor]:
+    return [tensor.to(torch.promote_types(tensor.dtype, torch.float32)) for tensor in tensors]
 
 
 def _sequences(groups: Sequence[Group]) -> list[slice]:

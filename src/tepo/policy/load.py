@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
@@ -34,10 +36,35 @@ def load_model(config: ModelConfig, *, trainable: bool = True) -> tuple[PreTrain
     else:
         model, tokenizer = _load_pretrained(config)
     if config.gradient_checkpointing and trainable:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.gradient_checkpointing_enable(_checkpointing_options(config))
     if config.lora and trainable:
         model = _add_adapter(model, config.lora, config.name)
     return model, tokenizer
+
+
+def _checkpointing_options(config: ModelConfig) -> dict[str, Any]:
+    """Arguments of torch.utils.checkpoint for `model.gradient_checkpointing`."""
+    options: dict[str, Any] = {"use_reentrant": False}
+    if config.gradient_checkpointing == "elementwise":
+        options["context_fn"] = partial(create_selective_checkpoint_contexts, _kept)
+    return options
+
+
+_aten = torch.ops.aten
+_EXPENSIVE = {
+    _aten.mm.default,
+    _aten.addmm.default,
+    _aten.bmm.default,
+    _aten.baddbmm.default,
+    _aten._scaled_dot_product_flash_attention_for_cpu.default,
+    _aten._scaled_dot_product_flash_attention.default,
+    _aten._scaled_dot_product_efficient_attention.default,
+    _aten._scaled_dot_product_cudnn_attention.default,
+}
+
+
+def _kept(_: Any, operation: Any, *__: Any, **___: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if operation in _EXPENSIVE else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def _load_pretrained(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

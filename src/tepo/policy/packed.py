@@ -19,6 +19,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
 from tepo.policy.attention import Group, shared_attention
+from tepo.policy.lean import make_lean, undo_lean
 from tepo.policy.row import Row
 
 IMPLEMENTATION = "tepo_packed"
@@ -129,7 +130,7 @@ AttentionMaskInterface.register(IMPLEMENTATION, _mask)
 
 
 def install(decoder: nn.Module) -> None:
-    """Give a decoder our attention, for good: gradient checkpointing looks it up again in the backward pass.
+    """Give a decoder our attention and lean layers, for good: gradient checkpointing calls them again later.
 
     Raises CannotPack where it cannot have it.
     """
@@ -141,10 +142,12 @@ def install(decoder: nn.Module) -> None:
     if not getattr(decoder, "_supports_attention_backend", False):
         raise CannotPack("its attention cannot be replaced")
     config._attn_implementation = IMPLEMENTATION
+    make_lean(decoder)
 
 
 def uninstall(decoder: nn.Module) -> None:
-    """Give a decoder transformers' attention back."""
+    """Give a decoder transformers' attention and layers back."""
     config: Any = decoder.config
     if config._attn_implementation == IMPLEMENTATION:
         config._attn_implementation = "sdpa"
+        undo_lean(decoder)

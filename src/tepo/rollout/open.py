@@ -9,12 +9,16 @@ from tepo.rollout.transformers import TransformersEngine
 def open_engine(recipe: Recipe, policy: Policy, prompt_limit: int) -> Engine:
     """An engine that samples with a policy. prompt_limit: tokens of the longest prompt.
 
-    Raises TepoError for one that is not installed.
+    Raises TepoError for one that is not installed or does not answer.
     """
     rollout = recipe.rollout
     if rollout.engine == "vllm":
+        length = rollout.vllm_max_length or prompt_limit + rollout.max_response_tokens
+        if rollout.vllm_server is not None:
+            from tepo.rollout.vllm_server import VllmServer
+
+            return VllmServer(policy, rollout.vllm_server, length)
         from tepo.rollout.vllm import VllmEngine
 
-        length = rollout.vllm_max_length or prompt_limit + rollout.max_response_tokens
         return VllmEngine(policy, recipe.model.dtype, length, rollout.vllm_memory)
     return TransformersEngine(policy, rollout.batch_size, rollout.cache_tokens)

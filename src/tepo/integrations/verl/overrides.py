@@ -205,7 +205,7 @@ def _model(recipe: Recipe) -> Pairs:
     yield f"{MODEL}.path", model.name
     yield f"{MODEL}.trust_remote_code", model.trust_remote_code
     yield "data.trust_remote_code", model.trust_remote_code
-    yield f"{MODEL}.enable_gradient_checkpointing", model.gradient_checkpointing
+    yield f"{MODEL}.enable_gradient_checkpointing", bool(model.gradient_checkpointing)
     yield f"{ACTOR}.strategy", "fsdp2"
     yield "critic.strategy", "fsdp2"  # never built; verl validates it beside the actor's
     if model.dtype == "fp32":
