@@ -26,9 +26,13 @@ Overrides = Annotated[
 ]
 Config = Annotated[str | None, typer.Option("--config", "-c", help="a YAML file or the name of a packaged recipe")]
 
+STOPPED = 75
+"""Exit status of a run that a signal stopped, and that `--resume` goes on with (EX_TEMPFAIL of sysexits.h)."""
+
 
 def _fail(message: str) -> NoReturn:
-    print(f"error: {message}", file=sys.stderr)
+    if message:
+        print(f"error: {message}", file=sys.stderr)
     raise typer.Exit(2)
 
 
@@ -37,12 +41,16 @@ def _reports_errors(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def wrapped(*args: Any, **kwargs: Any) -> None:
-        from tepo.errors import TepoError
+        from tepo.errors import Stopped, TepoError
 
         try:
             command(*args, **kwargs)
         except TepoError as error:
-            _fail(str(error))
+            _fail(str(error) if error.told_here else "")
+        except Stopped as stopped:
+            if stopped.told_here:
+                print(stopped, file=sys.stderr)
+            raise typer.Exit(STOPPED) from None
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
             raise typer.Exit(130) from None
@@ -56,16 +64,67 @@ def train(
     overrides: Overrides = None,
     config: Config = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="go on from the newest checkpoint of the run folder")
+        bool,
+        typer.Option(
+            "--resume",
+            help="go on from the newest whole checkpoint of the output folder; --resume FOLDER names a run, or one of "
+            "its checkpoints, and brings its recipe",
+        ),
+    ] = False,
+    allow_changes: Annotated[
+        bool, typer.Option("--allow-changes", help="with --resume: also under a recipe that is not that of the run")
     ] = False,
 ) -> None:
-    """Train a model. Without a recipe: worked addition with the embedded model, some minutes on a CPU."""
+    """Train a model. Without a recipe: worked addition with the embedded model, some minutes on a CPU.
+
+    Ctrl-C (SIGINT) and SIGTERM finish the step, save and exit with 75; --resume goes on from there.
+
+    Examples:
+
+        tepo train objective=dapo seed=3 output=runs/dapo-3
+
+        tepo train --resume runs/dapo-3
+
+        tepo train --resume runs/dapo-3/checkpoints/step_80 --allow-changes trainer.learning_rate=1e-4
+    """
     from tepo.config import DEFAULT_RECIPE, load_recipe
 
-    recipe = load_recipe(config or DEFAULT_RECIPE, overrides or [])
-    from tepo.train import train as run
+    settings = overrides or []
+    if allow_changes and not resume:
+        _fail("--allow-changes goes with --resume")
+    folders = [word for word in settings if resume and ("=" not in word or Path(word).is_dir())]
+    settings = [word for word in settings if word not in folders]
+    if len(folders) > 1:
+        _fail(f"--resume takes one folder, and here are {len(folders)}: {', '.join(folders)}")
+    if folders:
+        from tepo.train.resume import recipe_to_resume
 
-    run(recipe, resume=resume)
+        recipe, checkpoint = recipe_to_resume(Path(folders[0]), config, settings)
+    else:
+        recipe, checkpoint = load_recipe(config or DEFAULT_RECIPE, settings), None
+    from tepo.errors import Stopped
+    from tepo.train import train as run
+    from tepo.train.ranks import leave
+
+    try:
+        folder = run(recipe, resume=resume, checkpoint=checkpoint, allow_changes=allow_changes)
+    except Stopped:
+        leave()
+        raise
+    if leave():
+        _write_report(folder)
+
+
+def _write_report(folder: Path) -> None:
+    """At the end of a run, which is complete without it."""
+    from tepo.errors import TepoError
+    from tepo.report.page_report import write_report
+    from tepo.report.run import Run
+
+    try:
+        print(f"report    {write_report(Run.open(folder))}")
+    except TepoError as error:
+        print(f"no report ({error}); `tepo report {folder}` makes one", file=sys.stderr)
 
 
 @app.command(name="eval")
@@ -130,6 +189,83 @@ def evaluate(
     from tepo.evaluate.command import evaluate_model
 
     evaluate_model(model, data or [], samples, temperature, config, overrides or [], output)
+
+
+@app.command()
+@_reports_errors
+def report(
+    run: Annotated[Path, typer.Argument(help="a run folder; of a run that still goes on as well")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="the page; report.html in the run folder")
+    ] = None,
+    kl: Annotated[
+        bool, typer.Option(help="measure how far the policy moved from its start; this loads the starting model")
+    ] = True,
+) -> None:
+    """One run on one page: what was run, accuracy before and after, curves, responses. It opens offline."""
+    from tepo.report.page_report import write_report
+    from tepo.report.run import Run
+
+    print(write_report(Run.open(run), output, measure_kl=kl))
+
+
+@app.command()
+@_reports_errors
+def inspect(
+    source: Annotated[str, typer.Argument(help="a run folder, or with --prompt a model", metavar="RUN|MODEL")],
+    overrides: Overrides = None,
+    rollout: Annotated[int | None, typer.Option(help="of the run; the last one before its newest checkpoint")] = None,
+    checkpoint: Annotated[
+        int | None, typer.Option(help="step of the one that looks; the first after the rollout")
+    ] = None,
+    objectives: Annotated[
+        str, typer.Option(help="to compare, comma-separated; the run's own is always there")
+    ] = "tepo,grpo,dapo,gspo",
+    responses: Annotated[
+        int | None, typer.Option("--responses", "-k", min=1, help="32 of a run, 8 of a prompt")
+    ] = None,
+    top: Annotated[int, typer.Option(min=1, help="likeliest tokens to show at each place")] = 5,
+    prompt: Annotated[str | None, typer.Option(help="sample responses to this from a model")] = None,
+    answer: Annotated[str | None, typer.Option(help="the right one to the prompt, so that there are rewards")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="the page; inspect.html")] = None,
+) -> None:
+    """The token view: responses with each token coloured by gradient weight, log-ratio, entropy, KL mask, clipping.
+
+    Examples:
+
+        tepo inspect runs/arithmetic --rollout 10 --objectives grpo,gspo,cispo
+
+        tepo inspect smollm2 --prompt "What is 17 + 25?" --answer 42 rollout.max_response_tokens=200
+    """
+    from tepo.report.inspect_page import inspect_prompt, inspect_run
+
+    names = [name.strip() for name in objectives.split(",") if name.strip()]
+    if prompt is not None:
+        if rollout is not None or checkpoint is not None:
+            _fail("--rollout and --checkpoint are of a run, and --prompt is for a model")
+        page = inspect_prompt(
+            source,
+            prompt,
+            answer=answer,
+            names=names,
+            count=responses or 8,
+            top=top,
+            overrides=overrides or [],
+            output=output,
+        )
+    else:
+        if answer is not None or overrides:
+            _fail("--answer and KEY=VALUE are for a model with --prompt; a run brings its own")
+        page = inspect_run(
+            Path(source),
+            rollout=rollout,
+            checkpoint=checkpoint,
+            names=names,
+            count=responses or 32,
+            top=top,
+            output=output,
+        )
+    print(page)
 
 
 @app.command()
@@ -229,24 +365,14 @@ def verl(
 @_reports_errors
 def recipes(name: Annotated[str | None, typer.Argument(help="print this recipe")] = None) -> None:
     """The packaged recipes and tasks; with a name, that recipe's YAML."""
-    from rich.console import Console
-    from rich.table import Table
-
-    from tepo.config import recipe_names, recipe_text
-    from tepo.data import task_names
-
     if name is not None:
+        from tepo.config import recipe_text
+
         print(recipe_text(name), end="")
         return
-    table = Table(title="recipes: tepo train --config NAME", title_justify="left")
-    table.add_column("name")
-    table.add_column("what it does")
-    for recipe in recipe_names():
-        about = [line.removeprefix("# ") for line in recipe_text(recipe).splitlines() if line.startswith("# ")]
-        table.add_row(recipe, about[0] if about else "")
-    console = Console()
-    console.print(table)
-    console.print(f"tasks for data.name: {', '.join(task_names())}, gym:TASK, a file, or a hub id", markup=False)
+    from tepo.listing import list_recipes
+
+    list_recipes()
 
 
 @app.command()
@@ -258,23 +384,14 @@ def objectives(
     ] = False,
 ) -> None:
     """The objectives and what each is made of, from the code."""
-    from tepo.objectives import describe, pages
-
     if markdown or relatives:
+        from tepo.objectives import pages
+
         print("\n".join([pages.objectives_page()] * markdown + [pages.relatives_page()] * relatives), end="")
         return
-    from rich.console import Console
-    from rich.table import Table
+    from tepo.listing import list_objectives
 
-    console = Console()
-    separated = console.width < 140  # where most rows take more than one line
-    table = Table(title="objectives: objective=NAME", title_justify="left", show_lines=separated)
-    for column in describe.COMPACT:
-        table.add_column(column, no_wrap=column == "name")
-    for row in describe.compact_all():
-        table.add_row(*(row[column] for column in describe.COMPACT))
-    console.print(table)
-    console.print("all settings: tepo objectives --markdown; equalities: tepo objectives --relatives", markup=False)
+    list_objectives()
 
 
 def main() -> None:

@@ -108,7 +108,7 @@ def test_all_faults_of_a_recipe_are_told_at_once() -> None:
     [
         (b"trainer: [1\n", "cannot be read"),
         (b"- 1\n- 2\n", "list"),
-        (b"\xff\xfe\x00", "cannot be read"),
+        (b"\xff\xfe\x00", "byte 1 is not UTF-8"),
         (b"just a word\n", "key"),
     ],
 )

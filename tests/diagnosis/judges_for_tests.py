@@ -16,6 +16,11 @@ def boxed(response: str, problem: Problem) -> Verdict:
     return Verdict(Status.CORRECT, 1.0)
 
 
+def by_problem(response: str, problem: Problem) -> bool:
+    """Looks at the problem alone."""
+    return int(problem.answer) % 2 == 0
+
+
 def broken(response: str, problem: Problem) -> bool:
     """Takes for granted what the problem does not bring."""
     return response.endswith(problem.info["solution"])

@@ -40,6 +40,7 @@ PLANTED = {
     "entropy_explodes": ["objective.entropy_bonus=3", "trainer.learning_rate=3e-4", "trainer.steps=24"],
     "reward_constant": ["reward.correct=0"],
     "all_right": ["reward.verifier=judges_for_tests:anything"],
+    "no_difference": ["reward.verifier=judges_for_tests:by_problem"],
     "judging_fails": ["reward.verifier=judges_for_tests:broken"],
     "length_runs_away": [
         "reward.verifier=judges_for_tests:long", "reward.partial=true", "rollout.max_response_tokens=80",

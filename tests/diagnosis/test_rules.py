@@ -108,6 +108,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         always(groups__all_wrong=0.97, groups__all_correct=0.0, groups__zero_variance=0.97),
         always(groups__all_wrong=0.9, groups__all_correct=0.0, groups__zero_variance=0.9),
     ),
+    "no_difference": (
+        always(groups__all_wrong=0.5, groups__all_correct=0.47, groups__zero_variance=0.97),
+        always(groups__all_wrong=0.5, groups__all_correct=0.4, groups__zero_variance=0.9),
+    ),
     "everything_clipped": (
         always(clip_fraction=0.55, log_ratio_abs=0.13),
         always(clip_fraction=0.55, log_ratio_abs=0.02),  # as far beyond the range as published settings are

@@ -116,6 +116,7 @@ CHANGED: dict[str, Any] = {
     "reward.overlong": OverlongPunishment(), "reward.timeout": 2.0, "reward.memory_mb": 512, "reward.workers": 3,
     "rollout.max_response_tokens": 256, "rollout.temperature": 0.9, "rollout.batch_size": 8,
     "rollout.engine": "transformers", "rollout.cache_tokens": 512, "rollout.stop": ["x"],
+    "rollout.save_tokens": 2, "rollout.vllm_server": "http://localhost:8000",
     "rollout.correction": "truncated",
     "rollout.correction_cap": 3.0, "rollout.vllm_memory": 0.3, "rollout.vllm_max_length": 9500, "trainer.steps": 800,
     "trainer.prompts_per_rollout": 128, "trainer.responses_per_prompt": 16, "trainer.updates_per_rollout": 2,

@@ -99,7 +99,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder),
         "--host", "127.0.0.1", "--port", str(port),
         "--worker-extension-cls", "tepo.rollout.vllm_worker.WeightReceiver", "--logprobs-mode", "processed_logprobs",
-        "--dtype", "float32", "--max-model-len", "64", "--enforce-eager", "--gpu-memory-utilization", "0.1",
+        "--dtype", "float32", "--max-model-len", "256", "--enforce-eager", "--gpu-memory-utilization", "0.1",
     ]  # fmt: skip
     log = folder / "log"
     with log.open("w") as out:
@@ -131,8 +131,8 @@ def any_engine(request: pytest.FixtureRequest) -> Iterator[VllmEngine | VllmServ
 
 @needs_vllm
 def test_a_server_that_cannot_be_used_is_refused(server: str) -> None:
-    with pytest.raises(TepoError, match=r"takes 64 tokens of prompt and response, and the run may have 65"):
-        VllmServer(adapted_policy(), server, 65)
+    with pytest.raises(TepoError, match=r"takes 256 tokens of prompt and response, and the run may have 257"):
+        VllmServer(adapted_policy(), server, 257)
 
 
 def test_no_server_is_an_error_that_says_how_to_start_one() -> None:

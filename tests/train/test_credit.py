@@ -25,7 +25,7 @@ from tepo.train.credit import ProcessScorer, shared_tokens
 from tepo.train.critic import Critic
 from tepo.train.prefix import cut_point, generate_sharing
 from tepo.train.sample import Sample, share_prefix
-from tepo.train.tracker import ValueTracker
+from tepo.train.value_tracker import ValueTracker
 
 PROBLEM = Problem("p", "482+739=", "1221", info={"a": 482, "b": 739})
 

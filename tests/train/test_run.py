@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from runs import assert_same_run, metrics_of
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -15,13 +16,6 @@ from tepo.config import load_recipe
 from tepo.errors import TepoError
 
 FULL, ADAPTER = "model.safetensors", "adapter_model.safetensors"
-TIMES = ("seconds/", "tokens_per_second")
-
-
-def metrics_of(folder: Path) -> list[dict[str, Any]]:
-    """metrics.jsonl without the clock."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in line.items() if not key.startswith(TIMES)} for line in lines]
 
 
 def with_signal(metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -31,18 +25,6 @@ def with_signal(metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def weights_of(folder: Path, step: int, name: str = FULL) -> dict[str, torch.Tensor]:
     return load_file(folder / "checkpoints" / f"step_{step}" / name)
-
-
-def assert_same_run(a: Path, b: Path, step: int, weights: str = FULL) -> None:
-    first, second = weights_of(a, step, weights), weights_of(b, step, weights)
-    assert first.keys() == second.keys()
-    assert all(torch.equal(first[key], second[key]) for key in first)
-    assert metrics_of(a) == metrics_of(b)
-    assert (a / "eval.json").read_text() == (b / "eval.json").read_text()
-    rollouts = sorted(path.name for path in (a / "rollouts").iterdir())
-    assert rollouts == sorted(path.name for path in (b / "rollouts").iterdir())
-    for name in rollouts:
-        assert (a / "rollouts" / name).read_text() == (b / "rollouts" / name).read_text()
 
 
 def test_what_a_run_leaves_behind(run: Any) -> None:
@@ -124,7 +106,7 @@ def test_a_resumed_run_is_the_run_that_was_never_stopped(run: Any, options: list
         file.write('{"step": 9, "rew')
     _, printed = run(*options, "checkpoint.every=1", "evaluation.every=3", output="part", resume=True)
     assert f"step_{stop}" in printed
-    assert_same_run(whole, part, 8, weights)
+    assert_same_run(whole, part, 8)
 
 
 def test_a_run_is_never_written_over(run: Any) -> None:
@@ -144,13 +126,23 @@ def test_resume_refuses_another_recipe_and_names_the_difference(run: Any) -> Non
 
 
 def test_a_longer_run_can_follow_a_finished_one(run: Any) -> None:
-    run("trainer.steps=4")
-    folder, _ = run("trainer.steps=8", resume=True)
+    run("trainer.steps=4", "trainer.schedule=constant")
+    folder, _ = run("trainer.steps=8", "trainer.schedule=constant", resume=True)
+    assert [line["step"] for line in metrics_of(folder)] == list(range(1, 9))
+    assert load_recipe(folder / "config.yaml").trainer.steps == 8
+
+
+def test_a_longer_run_has_another_schedule(run: Any) -> None:
+    """The rate of a schedule that falls depends on the number of steps: those that were made had another."""
+    run("trainer.steps=4", "trainer.schedule=linear")
+    with pytest.raises(TepoError, match=r"trainer\.steps: 4 then, 8 now"):
+        run("trainer.steps=8", "trainer.schedule=linear", resume=True)
+    folder, _ = run("trainer.steps=8", "trainer.schedule=linear", resume=True, allow_changes=True)
     assert [line["step"] for line in metrics_of(folder)] == list(range(1, 9))
 
 
-def test_resume_without_a_checkpoint_says_so(run: Any) -> None:
-    with pytest.raises(TepoError, match="no checkpoint to resume from"):
+def test_resume_without_a_run_says_so(run: Any) -> None:
+    with pytest.raises(TepoError, match="holds no run, and so no checkpoint to resume from"):
         run(resume=True)
 
 

@@ -20,8 +20,8 @@ from tepo.train.credit import ProcessScorer
 from tepo.train.critic import Critic
 from tepo.train.microbatch import plan_microbatches
 from tepo.train.sample import TENSORS, Collector, Rollout, Sample
-from tepo.train.tracker import ValueTracker
 from tepo.train.update import Updater, learning_rate_at
+from tepo.train.value_tracker import ValueTracker
 
 CONFIG = TrainerConfig(steps=8, prompts_per_rollout=8, responses_per_prompt=4, updates_per_rollout=2)
 OBJECTIVES = {

@@ -1,6 +1,6 @@
 """The sections `data` and `reward` of a recipe: which problems, and what a response to one is worth."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -83,4 +83,6 @@ class RewardConfig(Section):
     overlong: OverlongPunishment | None = None
     timeout: float = Field(5.0, gt=0, description="seconds of processor time that one answer may take to judge")
     memory_mb: int = Field(2048, ge=256, description="memory that a judging process may take, in MiB")
-    workers: int | Literal["auto"] = Field("auto", description="judging processes; `auto` is one a core, at most 8")
+    workers: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        "auto", description="judging processes; `auto` is one a core, at most 8"
+    )

@@ -63,13 +63,17 @@ def validate(tree: dict[str, Any], origin: str) -> Recipe:
 
 
 def _read(source: str) -> dict[str, Any]:
-    is_path = source.endswith((".yaml", ".yml")) or Path(source).is_file()
+    is_path = source.endswith((".yaml", ".yml")) or Path(source).exists()
+    if Path(source).is_dir():
+        raise TepoError(f"recipe {source} is a folder; a YAML file or the name of a packaged recipe is wanted")
     if is_path and not Path(source).is_file():
         raise TepoError(f"recipe file {source} does not exist; packaged recipes: {', '.join(recipe_names())}")
     try:
         text = Path(source).read_text(encoding="utf-8") if is_path else recipe_text(source)
         loaded = OmegaConf.to_container(OmegaConf.create(text), resolve=True)
-    except (OSError, UnicodeDecodeError, YAMLError, OmegaConfBaseException) as error:
+    except UnicodeDecodeError as error:
+        raise TepoError(f"recipe {source}: byte {error.start + 1} is not UTF-8; the file must be UTF-8") from None
+    except (OSError, YAMLError, OmegaConfBaseException) as error:
         raise TepoError(f"recipe {source} cannot be read: {' '.join(str(error).split())}") from None
     if not isinstance(loaded, dict):
         raise TepoError(f"recipe {source} holds a {type(loaded).__name__}; keys with values are wanted")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
@@ -10,6 +10,8 @@ from tepo.config.base import Section
 from tepo.config.data import DataConfig, RewardConfig
 from tepo.config.verl import VerlConfig
 from tepo.objectives import Objective, get_objective
+
+Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class ObjectiveConfig(Section):
@@ -82,6 +84,12 @@ class RolloutConfig(Section):
         "correction_cap), `mask` leaves out responses whose likelihoods differ by more than that factor",
     )
     correction_cap: float = Field(2.0, gt=1)
+    save_tokens: int | None = Field(
+        1,
+        ge=1,
+        description="keep the token ids, log-probs and entropies of every so-many-th rollout, 16 bytes a token; "
+        "`tepo inspect` reads them, and the report measures by them how far the policy has moved",
+    )
     vllm_server: str | None = Field(
         None,
         pattern=r"^https?://",
@@ -141,13 +149,21 @@ class TrainerConfig(Section):
         "constant", description="after the warm-up, down to 0 at the last step"
     )
     weight_decay: float = Field(0.0, ge=0)
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
     max_grad_norm: float = Field(1.0, gt=0, description="gradients with a larger norm are scaled down to it")
     dynamic_sampling: bool = Field(
         False,
         description="replace groups whose answers are all right or all wrong by new ones (on accuracy, not on reward)",
     )
     max_sampling_rounds: int = Field(8, ge=1, description="rollouts sampled at most to fill one under dynamic sampling")
+    skip_limit: int = Field(
+        10,
+        ge=1,
+        description="steps in a row whose loss or gradient is not finite (they are skipped) before a run stops",
+    )
+    stop_without_signal: int | None = Field(
+        None, ge=1, description="stop after so many steps in a row in which all responses to a prompt earned the same"
+    )
     overlong_filtering: bool = Field(False, description="leave truncated responses out of the loss")
 
     @model_validator(mode="after")
@@ -181,6 +197,21 @@ class CheckpointConfig(Section):
 
     every: int | None = Field(None, ge=1, description="save after so many steps as well")
     keep: int | None = Field(None, ge=1, description="keep only the newest so many")
+    best: str | None = Field(
+        None,
+        description="and the one that is best by this metric of its step: one of metrics.jsonl, eval/accuracy or "
+        "eval/greedy_accuracy",
+    )
+    smaller_is_better: bool = Field(False, description="of the metric `best`")
+    background: bool = Field(
+        True, description="write while the run goes on, from a copy in main memory (weights and optimizer state)"
+    )
+
+    @model_validator(mode="after")
+    def _best_of_those_that_are_kept(self) -> Self:
+        if self.best is not None and self.keep is None:
+            raise ValueError("checkpoint.best has no meaning without checkpoint.keep: all checkpoints are kept")
+        return self
 
 
 class Recipe(Section):

@@ -134,7 +134,7 @@ def _draw(rng: random.Random, start: int, stop: int, count: int, digits: int) ->
 
 def _check_digits(digits: int) -> None:
     if isinstance(digits, bool) or not isinstance(digits, int) or not 1 <= digits <= MAX_DIGITS:
-        raise TepoError(f"arithmetic: digits={digits!r} is not possible; a whole number from 1 to {MAX_DIGITS} is")
+        raise TepoError(f"data.options.digits={digits!r}: a whole number from 1 to {MAX_DIGITS} is allowed")
 
 
 def _check_count(name: str, count: int, available: int, digits: int) -> None:

@@ -41,6 +41,10 @@ def read_files(pattern: str, key: str) -> Iterator[Row]:
         path = Path(name)
         if not is_file_name(name):
             raise TepoError(f"{key}={name}: found a file ending in {path.suffix!r}; allowed are {', '.join(SUFFIXES)}")
+        if path.is_dir():
+            raise TepoError(
+                f"{key}={name}: is a folder; a file is wanted (a pattern such as {name}/*.jsonl takes several)"
+            )
         if not path.is_file():
             raise TepoError(
                 f"{key}={name}: no such file (looked in {Path.cwd() if not path.is_absolute() else path.parent})"
@@ -59,6 +63,10 @@ def _read_jsonl(path: Path) -> Iterator[Row]:
                 row = json.loads(line.decode("utf-8-sig"))
             except UnicodeDecodeError as error:
                 raise TepoError(f"{place}: byte {error.start + 1} is not UTF-8; the file must be UTF-8") from error
+            except RecursionError:
+                raise TepoError(
+                    f"{place}: nested too deeply; each line must be one object with named columns"
+                ) from None
             except json.JSONDecodeError as error:
                 shown = line.decode("utf-8", "replace").strip()[:60]
                 raise TepoError(
@@ -72,6 +80,8 @@ def _read_json(path: Path) -> Iterator[Row]:
         rows = json.loads(path.read_text("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise TepoError(f"{path}: byte {error.start + 1} is not UTF-8; the file must be UTF-8") from error
+    except RecursionError:
+        raise TepoError(f"{path}: nested too deeply; the file must be a list of objects") from None
     except json.JSONDecodeError as error:
         raise TepoError(
             f"{path}, line {error.lineno}: not JSON ({error.msg}); the file must be a list of objects"

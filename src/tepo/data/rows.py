@@ -1,6 +1,7 @@
 """From rows to problems: columns, types, answers, names. Every fault is one TepoError that names the row."""
 
 import difflib
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -127,6 +128,7 @@ def _name(place: RowPlace, row: Mapping[str, Any], columns: Columns) -> str:
     name = _value(place, row, columns.id, "id")
     if isinstance(name, bool) or not isinstance(name, str | int) or str(name) == "":
         raise TepoError(f"{place}: column {columns.id!r} holds {_shown(name)}; an id must be a text or a whole number")
+    _check_text(place, str(name), columns.id)
     return str(name)
 
 
@@ -134,6 +136,7 @@ def _prompt(place: RowPlace, value: Any, column: str) -> str | tuple[ChatMessage
     if isinstance(value, str):
         if not value.strip():
             raise TepoError(f"{place}: column {column!r} is empty; a problem must have a text")
+        _check_text(place, value, column)
         return value
     if isinstance(value, list | tuple) and value:
         return tuple(_message(place, message, column) for message in value)
@@ -150,7 +153,17 @@ def _message(place: RowPlace, message: Any, column: str) -> ChatMessage:
             f"{place}: column {column!r} has the message {_shown(message)}; a message must have a `role` "
             f"({', '.join(ROLES)}) and a `content` that is a text"
         )
+    _check_text(place, content, column)
     return {"role": str(role), "content": content}
+
+
+def _check_text(place: RowPlace, text: str, column: str) -> None:
+    """Raise TepoError for half a character (JSON can name one): no tokenizer takes it, and no file."""
+    half = next((letter for letter in text if "\ud800" <= letter <= "\udfff"), None)
+    if half is not None:
+        raise TepoError(
+            f"{place}: column {column!r} holds {half!r}, half of a character (a lone surrogate); a text is wanted"
+        )
 
 
 def _answer(place: RowPlace, value: Any, column: str, *, boxed: bool) -> str:
@@ -162,7 +175,10 @@ def _answer(place: RowPlace, value: Any, column: str, *, boxed: bool) -> str:
         )
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise TepoError(f"{place}: column {column!r} holds {_shown(value)}; an answer must be a text or a number")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise TepoError(f"{place}: column {column!r} holds {value}, which is not a number that can be an answer")
     text = str(value)
+    _check_text(place, text, column)
     if "####" in text:
         text = text.rsplit("####", 1)[1].strip()
         if not text:

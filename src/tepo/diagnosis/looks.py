@@ -182,6 +182,18 @@ def reward_constant(run: Evidence) -> str | None:
     )
 
 
+def no_difference(run: Evidence) -> str | None:
+    same, wrong, right = (run.recent(f"groups/{name}") for name in ("zero_variance", "all_wrong", "all_correct"))
+    if not run.enough or same is None or wrong is None or right is None or same < FLAT:
+        return None
+    if max(wrong, right) >= FLAT or wrong + right < same / 2:  # other rules say what it is
+        return None
+    return (
+        f"in {same:.0%} of the groups since step {run.since()} all rewards are equal: every answer is right in "
+        f"{right:.0%} of the groups, wrong in {wrong:.0%}"
+    )
+
+
 def everything_clipped(run: Evidence) -> str | None:
     share, bounds, moved = run.moved("clip_fraction"), run.objective.clip_range, run.moved("log_ratio_abs")
     if not run.enough or share is None or bounds is None or moved is None:

@@ -167,8 +167,17 @@ RULES: tuple[Rule, ...] = (
         f"so it is in at least {looks.FLAT:.0%} of the groups",
         "advantages are differences within a group; one group in twenty is too little to learn from",
         ("easier problems, or a stronger model", "more trainer.responses_per_prompt, so that one may be right",
-         "the golds: are the answers below really wrong?", "reward.partial=true where the verifier has scores"),
+         "the golds: are the answers below really wrong?", "reward.partial=true where the verifier has scores",
+         "trainer.stop_without_signal=N ends such a run"),
         looks.all_wrong, _is("wrong"),
+    ),
+    Rule(
+        "no_difference", "The reward is flat: every prompt is all right or all wrong",
+        f"so it is in at least {looks.FLAT:.0%} of the groups, with some of both",
+        "a policy learns from prompts that it gets right now and then; these are solved, or out of its reach",
+        ("problems between the two", "more trainer.responses_per_prompt", "trainer.dynamic_sampling=true",
+         "rollout.temperature: do the responses differ at all?", "trainer.stop_without_signal=N ends such a run"),
+        looks.no_difference,
     ),
     Rule(
         "everything_clipped", "Nearly everything is clipped",

@@ -26,8 +26,12 @@ class SavedResponses:
     def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
         self.folder = folder
         _check_settings(folder, settings)
-        folder.mkdir(parents=True, exist_ok=True)
-        self._file = (folder / RESPONSES).open("a+b")
+        self._made = [path for path in (folder, *folder.parents) if not path.exists()]
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = (folder / RESPONSES).open("a+b")
+        except OSError as error:
+            raise TepoError(f"--output {folder}: cannot be written: {error.strerror}") from error
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -89,8 +93,9 @@ class SavedResponses:
             # Nothing was measured: a mistyped name leaves no folder behind.
             for name in (RESPONSES, SETTINGS):
                 (self.folder / name).unlink()
-            if not any(self.folder.iterdir()):
-                self.folder.rmdir()
+            for made in self._made:
+                if not any(made.iterdir()):
+                    made.rmdir()
 
 
 def _check_settings(folder: Path, settings: dict[str, Any]) -> None:
@@ -100,7 +105,7 @@ def _check_settings(folder: Path, settings: dict[str, Any]) -> None:
             if (folder / name).exists():
                 raise TepoError(f"--output {folder}: holds {name} of something else; choose another folder")
         return
-    before = json.loads(path.read_text(encoding="utf-8"))
+    before = _read_json(path)
     now = json.loads(json.dumps(settings))
     if before != now:
         changed = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
@@ -108,6 +113,18 @@ def _check_settings(folder: Path, settings: dict[str, Any]) -> None:
             f"--output {folder}: holds an evaluation with other settings ({', '.join(changed)} differ); "
             f"choose another folder"
         )
+
+
+def _read_json(path: Path, line: int | None = None, text: str | None = None) -> dict[str, Any]:
+    """The object in a file, or in a line of it. Raises TepoError for what is none."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8") if text is None else text)
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        place = str(path) if line is None else f"{path}, line {line}"
+        raise TepoError(f"{place}: not JSON ({error}); it is not what tepo eval wrote there") from error
+    if not isinstance(found, dict):
+        raise TepoError(f"{path}: holds a {type(found).__name__}; it is not what tepo eval wrote there")
+    return found
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -121,5 +138,6 @@ def read_responses(folder: Path) -> list[dict[str, Any]]:
     """The responses of a finished evaluation. Raises TepoError when there is none in the folder."""
     if not (folder / SUMMARY).is_file() or not (folder / RESPONSES).is_file():
         raise TepoError(f"{folder}: holds no finished evaluation ({SUMMARY} and {RESPONSES} of tepo eval)")
-    with (folder / RESPONSES).open(encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines]
+    path = folder / RESPONSES
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        return [_read_json(path, number, line) for number, line in enumerate(lines, start=1)]

@@ -15,7 +15,7 @@ from tepo.errors import TepoError
 from tepo.evaluate.accuracy import Accuracy, evaluate
 from tepo.policy import Policy, load_model
 from tepo.rewards.reward import RewardFunction
-from tepo.rollout import Engine, Sampling, open_engine
+from tepo.rollout import Engine, Sampling, check_engine, open_engine
 from tepo.seeds import derive_seed
 
 SHOWN_IDS = 5
@@ -55,13 +55,22 @@ class Session:
     owns_engine: bool = True
 
     @classmethod
-    def open(cls, recipe: Recipe, *, model: str | None = None, trainable: bool = True) -> Self:
-        """Load everything that the recipe names; `model` is loaded in place of its model, to resume from a checkpoint.
+    def open(
+        cls,
+        recipe: Recipe,
+        *,
+        model: str | None = None,
+        trainable: bool = True,
+        device: torch.device | None = None,
+    ) -> Self:
+        """Load everything that the recipe names.
+
+        model: loaded in place of its model, to resume from a checkpoint. device: in place of that of its key.
 
         Raises TepoError for whatever cannot be used, before anything is written.
         """
         task = load_task(recipe.data, recipe.seed, test_only=not trainable)
-        device = pick_device(recipe.model.device)
+        device = device or pick_device(recipe.model.device)
         config = recipe.model if model is None else recipe.model.model_copy(update={"name": model})
         loaded, tokenizer = load_model(config, trainable=trainable)
         loaded.to(device)  # type: ignore[arg-type]
@@ -80,8 +89,16 @@ class Session:
         )  # fmt: skip
         try:
             session._check_golds()
-            session.train, long_train = drop_long_prompts(session.train, session.render, limit)
-            session.test, long_test = drop_long_prompts(session.test, session.render, limit)
+            lengths: list[int] = []
+
+            def render(problem: Problem) -> list[int]:
+                ids = session.render(problem)
+                lengths.append(len(ids))
+                return ids
+
+            session.train, long_train = drop_long_prompts(session.train, render, limit)
+            session.test, long_test = drop_long_prompts(session.test, render, limit)
+            check_engine(recipe, max(length for length in lengths if length <= limit))
         except BaseException:
             session.close()
             raise
@@ -113,8 +130,14 @@ class Session:
                 self.notes += (f"nothing is correct for {len(unreadable)} held-out problems, {shown}{more}",)
 
     def render(self, problem: Problem) -> list[int]:
-        """The token ids of a prompt."""
-        return render_prompt(problem, self.policy.tokenizer, self.template, self.task.system, self.task.instruction)
+        """The token ids of a prompt. Raises TepoError for one that the model has no embedding for."""
+        ids = render_prompt(problem, self.policy.tokenizer, self.template, self.task.system, self.task.instruction)
+        if max(ids) >= self.policy.vocabulary:
+            raise TepoError(
+                f"model.name = {self.recipe.model.name!r}: its tokenizer makes token {max(ids)} of problem "
+                f"{problem.id}, and its vocabulary has {self.policy.vocabulary}; they do not belong together"
+            )
+        return ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of a response without special tokens."""

@@ -282,6 +282,12 @@ class TokenBatch:
         kept = {name: value[tokens] for name in TOKEN_FIELDS if (value := getattr(self, name)) is not None}
         return dataclasses.replace(self, sequence=self.sequence[tokens], **kept)
 
+    def to(self, device: torch.device | str) -> TokenBatch:
+        """The batch on a device."""
+        tensors = ("sequence", "group", "rewards", *TOKEN_FIELDS)
+        moved = {name: value.to(device) for name in tensors if (value := getattr(self, name)) is not None}
+        return dataclasses.replace(self, **moved)
+
     @staticmethod
     def concatenate(batches: Sequence[TokenBatch]) -> TokenBatch:
         """One batch of the responses of several, in their order. Fields that one of them lacks are left out."""

@@ -146,7 +146,7 @@ def _add_adapter(model: PreTrainedModel, lora: LoraConfig, base: str) -> PreTrai
         raise TepoError(f"model.lora.targets = {lora.targets!r}: {error}") from error
     if hasattr(model, "enable_input_require_grads"):
         model.enable_input_require_grads()  # gradient checkpointing needs an input that carries a gradient
-    return adapted
+    return _in_order(adapted)
 
 
 def _load_adapter(
@@ -168,7 +168,15 @@ def _load_adapter(
         adapted: PreTrainedModel = peft.PeftModel.from_pretrained(base, folder, is_trainable=trainable)
     except Exception as error:  # as above
         raise TepoError(f"{where} cannot be loaded on {named!r}: {_reason(error)}") from error
-    return adapted, tokenizer
+    return _in_order(adapted), tokenizer
+
+
+def _in_order(adapted: Any) -> PreTrainedModel:
+    """With the names of the adapted modules sorted: peft holds a set, and would write them in an order of chance."""
+    for config in adapted.peft_config.values():
+        if not isinstance(config.target_modules, str):
+            config.target_modules = sorted(config.target_modules)
+    return adapted  # type: ignore[no-any-return]
 
 
 def _import_peft() -> Any:

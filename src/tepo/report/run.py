@@ -10,6 +10,8 @@ from typing import Any, Self
 
 from tepo.config import Recipe, load_recipe
 from tepo.errors import TepoError
+from tepo.train.checkpoint import checkpoints, step_of
+from tepo.train.tokens import RolloutTokens
 
 Record = dict[str, Any]
 
@@ -40,7 +42,7 @@ class Run:
         return cls(
             path,
             load_recipe(config),
-            list(_read_lines(path / "metrics.jsonl")),
+            list(read_lines(path / "metrics.jsonl")),
             evaluation.get("evaluations", []),
             _read_json(path / "environment.json"),
         )
@@ -73,19 +75,26 @@ class Run:
             stored = self.rollouts()
             held = f"{len(stored)}, from {stored[0]} to {stored[-1]}" if stored else "none"
             raise TepoError(f"{self.folder}: rollout {rollout} is not stored; those that are: {held}")
-        return _read_lines(path)
+        return read_lines(path)
+
+    def tokens_path(self, rollout: int) -> Path:
+        """Where the tokens of a rollout lie, if the run keeps them (rollout.save_tokens)."""
+        return self.folder / "rollouts" / f"rollout_{rollout:06d}.safetensors"
+
+    def tokens(self, rollout: int) -> RolloutTokens:
+        """The tokens of one rollout, in the order of its responses. Raises TepoError when they are not stored."""
+        path = self.tokens_path(rollout)
+        if not path.is_file():
+            raise TepoError(f"{self.folder}: the tokens of rollout {rollout} are not stored (rollout.save_tokens)")
+        return RolloutTokens.read(path)
 
     def step_of(self, rollout: int) -> int:
         """The step after which a rollout was sampled: the optimizer steps that its policy had made."""
         return rollout * self.recipe.trainer.updates_per_rollout
 
     def checkpoints(self) -> dict[int, Path]:
-        """Whole checkpoints by their step, in order."""
-        found = {int(path.parent.name.removeprefix("step_")): path.parent for path in self._states()}
-        return dict(sorted(found.items()))
-
-    def _states(self) -> Iterator[Path]:
-        return self.folder.glob("checkpoints/step_*/trainer_state.pt")
+        """Finished checkpoints by their step, in order."""
+        return {step_of(path): path for path in checkpoints(self.folder / "checkpoints")}
 
 
 def _read_json(path: Path) -> Record:
@@ -99,7 +108,7 @@ def _read_json(path: Path) -> Record:
     return value
 
 
-def _read_lines(path: Path) -> Iterator[Record]:
+def read_lines(path: Path) -> Iterator[Record]:
     """The objects in a file with one a line. A last line without its end is one that is being written, or was cut."""
     if not path.is_file():
         return

@@ -3,7 +3,7 @@
 from tepo.config.recipe import Recipe
 from tepo.policy import Policy
 from tepo.rollout.engine import Engine
-from tepo.rollout.transformers import TransformersEngine
+from tepo.rollout.transformers import TransformersEngine, check_room
 
 
 def open_engine(recipe: Recipe, policy: Policy, prompt_limit: int) -> Engine:
@@ -22,3 +22,9 @@ def open_engine(recipe: Recipe, policy: Policy, prompt_limit: int) -> Engine:
 
         return VllmEngine(policy, recipe.model.dtype, length, rollout.vllm_memory)
     return TransformersEngine(policy, rollout.batch_size, rollout.cache_tokens)
+
+
+def check_engine(recipe: Recipe, longest: int) -> None:
+    """Raise TepoError when the engine of a recipe cannot answer a prompt of `longest` tokens."""
+    if recipe.rollout.engine == "transformers":
+        check_room(recipe.rollout.cache_tokens, longest + recipe.rollout.max_response_tokens)

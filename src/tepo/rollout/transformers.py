@@ -91,12 +91,8 @@ class TransformersEngine:
         if not all(map(len, prompts)):
             raise ValueError("a prompt without tokens: there is nothing to predict the first token of a response from")
         capacity = max(map(len, prompts)) + sampling.max_tokens
+        check_room(self.cache_tokens, capacity)
         slots = min(self.batch_size, self.cache_tokens // capacity, len(prompts) * count)
-        if slots < 1:
-            raise TepoError(
-                f"rollout.cache_tokens = {self.cache_tokens}: the longest prompt and rollout.max_response_tokens make "
-                f"{capacity} tokens; the cache must have room for that many"
-            )
         queue = _entries(prompts, count, slots)
         seeds = group_seeds(prompts, seed)
         decoder = self._decoder(slots, capacity)
@@ -148,6 +144,15 @@ class TransformersEngine:
                 decoder.keep(order)
                 rows = [rows[i] for i in order]
         return done
+
+
+def check_room(cache_tokens: int, capacity: int) -> None:
+    """Raise TepoError for a cache without room for a whole response to the longest prompt, `capacity` tokens."""
+    if cache_tokens < capacity:
+        raise TepoError(
+            f"rollout.cache_tokens = {cache_tokens}: the longest prompt and rollout.max_response_tokens make "
+            f"{capacity} tokens; the cache must have room for that many"
+        )
 
 
 def _entries(prompts: Sequence[Sequence[int]], count: int, slots: int) -> deque[_Entry]:

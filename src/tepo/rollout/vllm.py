@@ -6,6 +6,7 @@ import importlib.util
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -69,8 +70,9 @@ class VllmEngine:
 
     def update_weights(self) -> None:
         """See Engine. What was cached of prompts was computed with the weights before, and is dropped."""
-        self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": merged_weights(self.policy)})
-        self.llm.reset_prefix_cache()
+        with failure_told("taking new weights"):
+            self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": merged_weights(self.policy)})
+            self.llm.reset_prefix_cache()
 
     def close(self) -> None:
         """See Engine."""
@@ -82,7 +84,10 @@ class VllmEngine:
     def generate(
         self, prompts: Sequence[Sequence[int]], count: int, sampling: Sampling, seed: int
     ) -> list[list[Response]]:
-        """See Engine; the same seed gives the same responses as long as rounding does not depend on the batch."""
+        """See Engine; the same seed gives the same responses as long as rounding does not depend on the batch.
+
+        Raises TepoError when vLLM fails or has ended.
+        """
         from vllm import SamplingParams
 
         if not all(map(len, prompts)):
@@ -104,9 +109,23 @@ class VllmEngine:
             for group_seed in group_seeds(prompts, seed)
         ]
         requests = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
-        outputs = self.llm.generate(requests, parameters, use_tqdm=False)
+        with failure_told("sampling"):
+            outputs = self.llm.generate(requests, parameters, use_tqdm=False)
         groups = [[_response(completion) for completion in output.outputs] for output in outputs]
         return [group * (count // len(group)) for group in groups]
+
+
+@contextmanager
+def failure_told(doing: str) -> Iterator[None]:
+    """Whatever vLLM fails with becomes a TepoError that names it."""
+    try:
+        yield
+    except Exception as error:  # of another program anything can come
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise TepoError(
+            f"rollout.engine = 'vllm' failed while {doing} ({reason}); go on with --resume, where memory is short with "
+            "a smaller rollout.vllm_memory"
+        ) from error
 
 
 def _response(completion: Any) -> Response:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -44,23 +43,21 @@ class Critic:
             hidden, _ = self.policy.hidden_states(rows, self.decoder)
         return self.output(hidden.to(self.output.weight.dtype)).squeeze(-1)  # type: ignore[no-any-return]
 
-    def step(self, scale: float, max_grad_norm: float) -> float:
-        """One optimizer step at `scale` times its learning rate. -> the norm of its gradient, before clipping.
+    def clip(self, max_grad_norm: float) -> float:
+        """Scale its gradient down to a norm. -> the norm before."""
+        return float(torch.nn.utils.clip_grad_norm_(self.trained.values(), max_grad_norm))
 
-        A step whose gradient is not finite is skipped.
-        """
-        norm = float(torch.nn.utils.clip_grad_norm_(self.trained.values(), max_grad_norm))
+    def step(self, scale: float) -> None:
+        """One optimizer step at `scale` times its learning rate."""
         for group in self.optimizer.param_groups:
             group["lr"] = scale * self.learning_rate
-        if math.isfinite(norm):
-            self.optimizer.step()
-        return norm
+        self.optimizer.step()
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors and plain values: its trained weights and its optimizer."""
+        """Its trained weights, by name, and the state of its optimizer."""
         return {
             "weights": {name: parameter.detach() for name, parameter in self.trained.items()},
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": optimizer_state(self.optimizer),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -68,7 +65,18 @@ class Critic:
         with torch.no_grad():
             for name, parameter in self.trained.items():
                 parameter.copy_(state["weights"][name])
-        self.optimizer.load_state_dict(state["optimizer"])
+        load_optimizer_state(self.optimizer, state["optimizer"])
+
+
+def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """What an optimizer keeps of each parameter, by the parameter's number. Its settings come from the recipe."""
+    return {str(number): dict(kept) for number, kept in optimizer.state_dict()["state"].items()}
+
+
+def load_optimizer_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """The inverse of `optimizer_state`."""
+    kept = {int(number): value for number, value in state.items()}
+    optimizer.load_state_dict(optimizer.state_dict() | {"state": kept})
 
 
 def _width(policy: Policy) -> int:

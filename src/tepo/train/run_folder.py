@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
-import subprocess
 import sys
+import uuid
 from collections.abc import Iterable, Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +13,14 @@ import yaml
 
 from tepo.config import Recipe
 from tepo.errors import TepoError
+from tepo.train.checkpoint import clean
+from tepo.train.environment import environment, rounding_differences
+from tepo.train.files import fsync_file, replace_text, told_to_the_user, write_json
+from tepo.train.lock import FolderLock
+from tepo.train.tokens import RolloutTokens
 
-REPORTED_PACKAGES = ("tepo", "torch", "transformers", "accelerate", "peft", "math-verify", "datasets", "numpy")
-
-MAY_CHANGE = ("output", "trainer.steps", "trainer.tokens_per_microbatch", "evaluation.", "checkpoint.", "trackers")
-"""Keys that may change when a run is resumed: they do not alter what was done, only what follows or is shown."""
+CLOCK = ("seconds/", "tokens_per_second")
+"""How the names of those metrics begin that are read off a clock: all others are the same when a run is repeated."""
 
 
 class RunFolder:
@@ -29,10 +29,23 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.lock = FolderLock(path)
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def environment(self) -> Path:
+        return self.path / "environment.json"
 
     @property
     def metrics(self) -> Path:
         return self.path / "metrics.jsonl"
+
+    @property
+    def skipped(self) -> Path:
+        return self.path / "skipped.jsonl"
 
     @property
     def evaluation(self) -> Path:
@@ -42,73 +55,124 @@ class RunFolder:
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
-    def create(self, recipe: Recipe) -> None:
-        """Make the folder for a new run. Raises TepoError when it holds a run already or cannot be written."""
-        if (self.path / "config.yaml").exists():
+    @property
+    def identity(self) -> str:
+        """What tells this run from one that had the same folder before."""
+        return str(json.loads(self.environment.read_text(encoding="utf-8")).get("run", self.path.name))
+
+    @property
+    def holds_a_run(self) -> bool:
+        return self.config.is_file()
+
+    def refuse_to_write_over(self) -> None:
+        """Raise TepoError when the folder holds a run already."""
+        if self.holds_a_run:
             raise TepoError(
                 f"output = {str(self.path)!r} already holds a run: continue it with --resume, or choose another folder "
                 "with output=FOLDER"
             )
+
+    def create(self, recipe: Recipe) -> None:
+        """Make the folder for a new run. Raises TepoError when it holds or serves a run, or cannot be written."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            self.lock.acquire()
+            self.refuse_to_write_over()
             for name in ("rollouts", "evaluations", "checkpoints"):
                 (self.path / name).mkdir(exist_ok=True)
-            (self.path / "config.yaml").write_text(to_yaml(recipe), encoding="utf-8")
-            _write_json(self.path / "environment.json", environment())
+            write_json(self.environment, {"run": uuid.uuid4().hex} | environment(recipe.seed))
+            replace_text(self.config, to_yaml(recipe))  # last: a folder with this file holds a run
         except OSError as error:
             raise TepoError(f"output = {str(self.path)!r} cannot be written: {error.strerror}") from error
 
-    def check_recipe(self, recipe: Recipe, may_change: tuple[str, ...] = MAY_CHANGE) -> None:
-        """Raise TepoError, with the list of differences, when a run cannot be gone on with under another recipe."""
-        before = yaml.safe_load((self.path / "config.yaml").read_text(encoding="utf-8"))
-        now = recipe.model_dump(mode="json")
-        differences = [
-            f"  {key}: {_show(before, key)} then, {_show(now, key)} now"
-            for key in sorted(_leaves(before) | _leaves(now))
-            if not key.startswith(may_change) and _show(before, key) != _show(now, key)
-        ]
-        if differences:
-            raise TepoError(
-                "\n".join(
-                    [f"the run in {self.path} cannot be resumed with another recipe; it differs in:", *differences]
-                )
-            )
+    def take_up(self, recipe: Recipe, step: int, changes: list[str]) -> list[str]:
+        """Before a run goes on at `step`, under a recipe with these changes: the folder's own account of it.
+
+        -> what a person should know: another machine rounds otherwise.
+        """
+        now = environment(recipe.seed)
+        with told_to_the_user(self.environment):
+            first = json.loads(self.environment.read_text(encoding="utf-8")) if self.environment.exists() else now
+            entry = now | {"step": step, "changes": changes}
+            write_json(self.environment, first | {"resumed": [*first.get("resumed", []), entry]})
+            replace_text(self.config, to_yaml(recipe))
+        differences = rounding_differences((first.get("resumed") or [first])[-1], now)
+        if not differences:
+            return []
+        return [f"the last bits of numbers may differ from those of the run so far: {'; '.join(differences)}"]
+
+    def rewind(self, step: int, rollout: int, evaluations: list[dict[str, Any]]) -> None:
+        """Drop what a run wrote after step `step` and rollout `rollout`, so that the resumed run writes it again."""
+        with told_to_the_user(self.path):
+            clean(self.checkpoints)
+            for path in (self.metrics, self.skipped):
+                if path.exists():
+                    lines = path.read_text(encoding="utf-8", errors="surrogatepass").splitlines()
+                    replace_text(path, "".join(line + "\n" for line in lines if _step_of(line) <= step))
+            for file in (self.path / "rollouts").glob("rollout_*.*"):
+                if int(file.stem.removeprefix("rollout_")) > rollout:
+                    file.unlink()
+            made = {entry["step"] for entry in evaluations}
+            for file in (self.path / "evaluations").glob("step_*.jsonl"):
+                if int(file.stem.split("_")[1]) not in made:
+                    file.unlink()
+            if evaluations:
+                self.write_evaluations(evaluations)
+            else:
+                self.evaluation.unlink(missing_ok=True)
 
     def append_metrics(self, record: dict[str, float]) -> None:
-        with self.metrics.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+        self._append(self.metrics, [record])
 
     def read_metrics(self) -> list[dict[str, float]]:
         """The metrics of the steps so far."""
         if not self.metrics.exists():
             return []
-        return [json.loads(line) for line in self.metrics.read_text(encoding="utf-8").splitlines()]
+        with told_to_the_user(self.metrics):
+            return [json.loads(line) for line in self.metrics.read_text(encoding="utf-8").splitlines()]
+
+    def append_skipped(self, records: Iterable[dict[str, Any]]) -> None:
+        """Responses whose loss or gradient was not finite, with the step that was skipped for it."""
+        self._append(self.skipped, records)
+
+    def sync(self) -> None:
+        """What was appended so far is on the disk: a checkpoint is not to outlive the metrics before it."""
+        for path in (self.metrics, self.skipped):
+            if path.exists():
+                with told_to_the_user(path):
+                    fsync_file(path)
 
     def write_data(self, train: int, held_out: int, dropped: Mapping[str, int]) -> None:
         """data.json: how many problems are in use, and how many were left out, by reason."""
-        _write_json(self.path / "data.json", {"train": train, "held_out": held_out, "dropped": dict(dropped)})
-
-    def rewind(self, step: int, rollout: int) -> None:
-        """Drop what a run wrote after the checkpoint of `step`, so that the resumed run writes it again."""
-        if self.metrics.exists():
-            lines = self.metrics.read_text(encoding="utf-8").splitlines()
-            kept = [line for line in lines if _step_of(line) <= step]
-            _replace(self.metrics, "".join(line + "\n" for line in kept))
-        for file in (self.path / "rollouts").glob("rollout_*.jsonl"):
-            if int(file.stem.removeprefix("rollout_")) > rollout:
-                file.unlink()
+        path = self.path / "data.json"
+        with told_to_the_user(path):
+            write_json(path, {"train": train, "held_out": held_out, "dropped": dict(dropped)})
 
     def write_rollout(self, index: int, records: Iterable[dict[str, Any]]) -> None:
-        _write_lines(self.path / "rollouts" / f"rollout_{index:06d}.jsonl", records)
+        self._write(self.path / "rollouts" / f"rollout_{index:06d}.jsonl", records)
+
+    def write_tokens(self, index: int, tokens: RolloutTokens) -> None:
+        path = self.path / "rollouts" / f"rollout_{index:06d}.safetensors"
+        with told_to_the_user(path):
+            tokens.write(path)
 
     def write_responses(self, name: str, records: Iterable[dict[str, Any]]) -> None:
-        _write_lines(self.path / "evaluations" / f"{name}.jsonl", records)
+        self._write(self.path / "evaluations" / f"{name}.jsonl", records)
 
     def write_evaluations(self, evaluations: list[dict[str, Any]]) -> None:
         """eval.json: the newest sampled accuracy at the top, then every evaluation."""
         sampled = evaluations[-1]["sampled"]
         top = {"step": evaluations[-1]["step"], "accuracy": sampled["accuracy"], "interval": sampled["interval"]}
-        _write_json(self.evaluation, top | {"evaluations": evaluations})
+        with told_to_the_user(self.evaluation):
+            write_json(self.evaluation, top | {"evaluations": evaluations})
+
+    def _append(self, path: Path, records: Iterable[dict[str, Any]]) -> None:
+        with told_to_the_user(path), path.open("a", encoding="utf-8", errors="surrogatepass") as file:
+            file.write(_lines(records))
+
+    def _write(self, path: Path, records: Iterable[dict[str, Any]]) -> None:
+        with told_to_the_user(path):
+            replace_text(path, _lines(records))
 
 
 def to_yaml(recipe: Recipe) -> str:
@@ -117,69 +181,13 @@ def to_yaml(recipe: Recipe) -> str:
     return text
 
 
-def _leaves(tree: dict[str, Any], prefix: str = "") -> set[str]:
-    """The dotted keys of all values that are not sections."""
-    keys: set[str] = set()
-    for key, value in tree.items():
-        keys |= _leaves(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {prefix + key}
-    return keys
-
-
-def _show(tree: dict[str, Any], key: str) -> str:
-    value: Any = tree
-    for part in key.split("."):
-        value = value.get(part) if isinstance(value, dict) else None
-    return json.dumps(value)
-
-
-def environment() -> dict[str, Any]:
-    """What is needed to repeat a run on another machine: versions, command, commit, hardware."""
-    import torch
-
-    versions: dict[str, str | None] = {}
-    for package in REPORTED_PACKAGES:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            versions[package] = None
-    return {
-        "command": sys.argv,
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "packages": versions,
-        "commit": _commit(),
-        "cpu_cores": os.cpu_count(),
-        "torch_threads": torch.get_num_threads(),
-        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
-    }
-
-
-def _commit() -> str | None:
-    """The commit of the working copy that tepo runs from; None for an installed package."""
-    folder = Path(__file__).resolve().parents[3]
-    if not (folder / ".git").exists():
-        return None
-    found = subprocess.run(["git", "-C", str(folder), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-    return found.stdout.strip() or None
-
-
 def _step_of(line: str) -> int:
     """The step of a line of metrics; a line cut off by a crash counts as the future."""
     try:
         return int(json.loads(line)["step"])
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, TypeError):
         return sys.maxsize
 
 
-def _replace(path: Path, text: str) -> None:
-    aside = path.with_name(path.name + ".tmp")
-    aside.write_text(text, encoding="utf-8")
-    os.replace(aside, path)
-
-
-def _write_json(path: Path, value: Any) -> None:
-    _replace(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
-
-
-def _write_lines(path: Path, records: Iterable[dict[str, Any]]) -> None:
-    _replace(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
+def _lines(records: Iterable[dict[str, Any]]) -> str:
+    return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)

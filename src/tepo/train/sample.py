@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from tepo.config.recipe import Recipe
 from tepo.data import Problem, PromptStream
+from tepo.errors import Diverged
 from tepo.evaluate.accuracy import judgeable
 from tepo.policy import Row
 from tepo.rewards.reward import RewardFunction, reward_metrics
@@ -19,7 +21,7 @@ from tepo.rewards.verdict import Verdict
 from tepo.rollout import Engine, Response, Sampling
 from tepo.seeds import derive_seed
 from tepo.train.prefix import generate_sharing
-from tepo.train.tracker import ValueTracker
+from tepo.train.value_tracker import ValueTracker
 
 
 @dataclass
@@ -164,6 +166,7 @@ class Collector:
             responses = self.engine.generate(prompts, count, sampling, seed)
         else:
             responses, cuts = generate_sharing(self.engine, prompts, count, sampling, seed)
+        check_finite(responses)
         flat = [
             (problem, prompt, response)
             for problem, prompt, group in zip(problems, prompts, responses, strict=True)
@@ -193,6 +196,18 @@ class Collector:
         for group, cut in zip(made, cuts, strict=True):
             share_prefix(group, cut)
         return made
+
+
+def check_finite(groups: Sequence[Sequence[Response]]) -> None:
+    """Raise Diverged for responses that were drawn from what are no probabilities."""
+    responses = [response for group in groups for response in group]
+    broken = sum(math.isnan(sum(response.logps)) for response in responses)
+    if broken:
+        raise Diverged(
+            f"the policy's probabilities are not numbers in {broken} of {len(responses)} responses: its weights have "
+            "diverged. Go on from a checkpoint before that, with a lower trainer.learning_rate: --resume CHECKPOINT "
+            "--allow-changes trainer.learning_rate=..."
+        )
 
 
 def share_prefix(group: Sequence[Sample], cut: int) -> None:

@@ -19,6 +19,8 @@ from tepo.train.credit import set_advantages, shared_tokens
 from tepo.train.critic import Critic
 from tepo.train.microbatch import plan_microbatches
 from tepo.train.mismatch import Correction, measure, sampled_logps
+from tepo.train.nonfinite import Blame, blame
+from tepo.train.ranks import Ranks
 from tepo.train.sample import Sample, fill, stack
 
 Backward = Callable[[Tensor], None]
@@ -31,7 +33,8 @@ class Updater:
     """Turns mini-batches of samples into optimizer steps on a policy.
 
     reference: the frozen policy, needed when `objective.needs_reference`. critic: needed when the objective trains one.
-    process: fills in process rewards, for an objective that reads them. correction: of advantages.
+    process: fills in process rewards, for an objective that reads them. correction: of advantages. ranks: the processes
+    that share the passes through the models; each is given the samples of all, and comes to the same weights.
     """
 
     def __init__(
@@ -44,6 +47,7 @@ class Updater:
         critic: Critic | None = None,
         process: Callable[[Sequence[Sample]], None] | None = None,
         correction: Correction | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self.policy = policy
         self.objective = objective
@@ -53,11 +57,13 @@ class Updater:
         self.critic = critic
         self.process = process
         self.correction = correction or Correction()
+        self.ranks = ranks or Ranks()
         self.parameters = [parameter for parameter in policy.model.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(
             _decay_groups(policy, config.weight_decay), lr=config.learning_rate, betas=config.betas, fused=True
         )
         self.old_head: Head | None = None
+        self.blamed: list[Blame] = []
 
     def contributes(self, sample: Sample) -> bool:
         """Whether a sample can have a gradient: exactly, not nearly. The others are left out of every forward pass."""
@@ -81,7 +87,8 @@ class Updater:
                 self._score_reference(counted)
             self._score_values(counted)
             if self.process is not None:
-                self.process(counted)
+                self.process(self.ranks.share(counted))
+                self.ranks.spread(counted, "process_reward")
             set_advantages(self.objective, samples)
         else:
             set_advantages(self.objective, samples)
@@ -93,61 +100,74 @@ class Updater:
     def _score_old(self, samples: Sequence[Sample]) -> None:
         keep_hidden = self.objective.exact_kl_target == "old"
         with self.policy.evaluating():
-            for part in self._microbatches(samples):
+            for part in self._microbatches(self.ranks.share(samples)):
                 scores = self.policy.score([sample.row for sample in part])
                 fill(part, old_logp=scores.logp, old_entropy=scores.entropy)
                 if keep_hidden:
                     fill(part, target_hidden=scores.hidden)
+        self.ranks.spread(samples, "old_logp", "old_entropy", "target_hidden")
 
     def _score_reference(self, samples: Sequence[Sample]) -> None:
         assert self.reference is not None
         keep_hidden = self.objective.exact_kl_target == "reference"
         with self.reference.evaluating():
-            for part in self._microbatches(samples):
+            for part in self._microbatches(self.ranks.share(samples)):
                 scores = self.reference.score([sample.row for sample in part])
                 fill(part, ref_logp=scores.logp)
                 if keep_hidden:
                     fill(part, target_hidden=scores.hidden)
+        self.ranks.spread(samples, "ref_logp", "target_hidden")
 
     def _score_values(self, samples: Sequence[Sample]) -> None:
         if self.critic is None:
             return
         with torch.no_grad():
-            for part in self._microbatches(samples):
+            for part in self._microbatches(self.ranks.share(samples)):
                 fill(part, old_values=self.critic.values([sample.row for sample in part]))
+        self.ranks.spread(samples, "old_values")
 
     def step(self, samples: Sequence[Sample], learning_rate: float) -> dict[str, float]:
         """One optimizer step on a mini-batch; -> metrics of the objective, `grad_norm`, `skipped`.
 
         The denominators count every sample of the mini-batch that is in the loss, also those left out of the forward
-        passes. A step whose gradient is not finite is skipped.
+        passes. A step whose loss or gradient is not finite changes nothing (`skipped`), and `blamed` says why.
         """
         counted = [sample for sample in samples if sample.in_loss]
         active = [sample for sample in counted if self.contributes(sample)]
         totals = self._totals(counted, active)
         self.optimizer.zero_grad(set_to_none=False)
         parts, mismatches = [], []
-        for part in self._microbatches(active):
+        for part in self._microbatches(self.ranks.share(active)):
             batch = self._batch(part)
+            if stack(part, "old_logp") is None and batch.old_entropy is not None:
+                fill(part, old_logp=batch.old_logp, old_entropy=batch.old_entropy)  # for who looks at the rollout
             out = self.objective(batch, totals)
             self.backward(out.loss)
             parts.append((out.metrics, out.num_tokens))
             mismatches.append((measure(self.objective, batch, sampled_logps(part, batch.old_logp)), batch.num_tokens))
+        parts, mismatches = (
+            [entry for share in shares for entry in share]
+            for shares in zip(*self.ranks.exchange((parts, mismatches)), strict=True)
+        )
         metrics = combine_metrics(parts) | combine_metrics(mismatches)
+        self.ranks.add_gradients(self.parameters)
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm)) if active else 0.0
-        finite = math.isfinite(norm)
+        if self.critic is not None:
+            self.ranks.add_gradients(list(self.critic.trained.values()))
+            metrics["critic_grad_norm"] = self.critic.clip(self.config.max_grad_norm)
+        finite = all(math.isfinite(x) for x in (norm, metrics.get("loss", 0.0), metrics.get("critic_grad_norm", 0.0)))
         if finite:
             for group in self.optimizer.param_groups:
                 group["lr"] = learning_rate
             self.optimizer.step()
             if self.critic is not None:
-                metrics["critic_grad_norm"] = self.critic.step(
-                    learning_rate / self.config.learning_rate, self.config.max_grad_norm
-                )
-        self.optimizer.zero_grad()
-        if self.critic is not None:
-            self.critic.optimizer.zero_grad()
-        self.objective = self.objective.adapted(metrics)
+                self.critic.step(learning_rate / self.config.learning_rate)
+        self.blamed = (
+            [] if finite else blame(active, self.objective.surrogate.pairs, lambda part: self._alone(part, totals))
+        )
+        self._zero_gradients()
+        if finite:
+            self.objective = self.objective.adapted(metrics)
         return metrics | {
             "grad_norm": norm,
             "learning_rate": learning_rate,
@@ -155,6 +175,20 @@ class Updater:
             "tokens": float(sum(sample.num_tokens for sample in counted)),
             "active_tokens": float(sum(tokens for _, tokens in mismatches)),
         }
+
+    def _alone(self, samples: Sequence[Sample], totals: Totals) -> tuple[float, float]:
+        """The loss of samples and the norm of its gradient, without those of the others of the step."""
+        self._zero_gradients()
+        out = self.objective(self._batch(samples), totals)
+        self.backward(out.loss)
+        parameters = [*self.parameters, *(self.critic.trained.values() if self.critic else ())]
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        return float(out.loss.detach()), float(torch.nn.utils.get_total_norm(gradients))
+
+    def _zero_gradients(self) -> None:
+        self.optimizer.zero_grad()
+        if self.critic is not None:
+            self.critic.optimizer.zero_grad()
 
     def _microbatches(self, samples: Sequence[Sample]) -> list[list[Sample]]:
         together = [sample.group for sample in samples] if self.objective.surrogate.pairs else None
@@ -173,13 +207,28 @@ class Updater:
         if not self.objective.needs_whole_step or not chosen_from:
             return totals
         with torch.no_grad():
-            parts = self._microbatches(chosen_from)
-            whole = self.objective.prepare(TokenBatch.concatenate([self._batch(part) for part in parts]))
+            whole = self.objective.prepare(self._whole_batch(chosen_from))
             measured = self.objective.totals(whole)
         if whole.selected is None:
             return dataclasses.replace(totals, statistics=measured.statistics)
-        fill([sample for part in parts for sample in part], selected=whole.selected)
+        fill(chosen_from, selected=whole.selected)
         return measured
+
+    def _whole_batch(self, samples: Sequence[Sample]) -> TokenBatch:
+        """One batch of all samples, in their order whatever the micro-batches and the processes that score them.
+
+        A choice among tokens, by chance or between equals, then does not depend on those.
+        """
+        parts = self._microbatches(self.ranks.share(samples))
+        meeting = "cpu" if self.ranks.size > 1 else self.policy.device
+        scored = [self._batch(part).to(meeting) for part in parts]
+        places = {id(sample): place for place, sample in enumerate(samples)}
+        order = [places[id(sample)] for part in parts for sample in part]
+        shares = self.ranks.exchange((scored, order))
+        whole = TokenBatch.concatenate([batch for batches, _ in shares for batch in batches])
+        position = torch.tensor([place for _, places in shares for place in places]).argsort()
+        ordered = whole.select(position)
+        return ordered.keep(torch.argsort(ordered.sequence, stable=True)).to(self.policy.device)
 
     def _batch(self, samples: Sequence[Sample]) -> TokenBatch:
         """Score samples with the current policy. Where no old scores were kept the current ones are the old ones."""

@@ -20,12 +20,15 @@ WITHOUT_COUNTERPART = {
     "model.revision": "verl loads a hub id as it is: download the revision and name its folder",
     "rollout.batch_size": "vLLM packs responses by itself",
     "rollout.cache_tokens": "vLLM's cache takes rollout.vllm_memory of the device",
+    "rollout.save_tokens": "verl keeps no tokens of its rollouts",
+    "rollout.vllm_server": "verl starts vLLM by itself",
     "rollout.stop": "verl ends responses at end tokens alone",
     "reward.missing_end": "verl's reward function does not learn whether a response ended",
     "reward.process": "verl has no process rewards",
     "evaluation.save_every": "verl writes a validation when it is complete",
     "trainer.critic_learning_rate": "no objective that trains a critic runs in verl",
     "trainer.max_sampling_rounds": "verl samples until the batch is full",
+    "trainer.stop_without_signal": "verl does not stop for it",
     "trainer.overlong_filtering": "verl keeps truncated responses in the loss; reward.overlong punishes them",
 }
 """Keys that must be left at their default, and why."""

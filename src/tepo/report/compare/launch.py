@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -20,9 +19,10 @@ from tepo.errors import TepoError
 from tepo.report.compare.plan import Cell
 from tepo.report.run import Run
 from tepo.train.display import accuracy_text
+from tepo.train.resume import differences
 from tepo.train.run_folder import RunFolder, to_yaml
 
-MAY_DIFFER = ("output", "checkpoint.", "trackers")
+MAY_DIFFER = ("output", "checkpoint.", "trackers", "rollout.save_tokens")
 """Keys in which a finished run may differ from what is asked for, and still be taken for it."""
 POLL = 0.2
 """Seconds between looks at the running processes."""
@@ -31,7 +31,7 @@ POLL = 0.2
 def run_cells(cells: Sequence[Cell], jobs: int, folder: Path, console: Console) -> list[Cell]:
     """Run what is not finished yet, `jobs` at a time. -> those that failed; what they printed is beside their folders.
 
-    A run that was interrupted goes on from its checkpoint, or anew when it has none. Raises TepoError when a folder
+    A run that was interrupted goes on from its newest checkpoint. Raises TepoError when a folder
     holds another run than the one that belongs there, or another comparison works in `folder`.
     """
     with _alone(folder) as lock:
@@ -44,9 +44,14 @@ def run_cells(cells: Sequence[Cell], jobs: int, folder: Path, console: Console) 
 
 def is_finished(cell: Cell) -> bool:
     """Whether the run is there to its last step. Raises TepoError for another run in its folder."""
-    if not (cell.folder / "config.yaml").is_file():
+    folder = RunFolder(cell.folder)
+    if not folder.holds_a_run:
         return False
-    RunFolder(cell.folder).check_recipe(cell.recipe, MAY_DIFFER)
+    changes = differences(folder, cell.recipe, MAY_DIFFER)
+    if changes:
+        raise TepoError(
+            "\n  ".join([f"the run in {cell.folder} is of another recipe; it differs in:", *changes.values()])
+        )
     run, steps = Run.open(cell.folder), cell.recipe.trainer.steps
     return bool(run.evaluations) and run.evaluations[-1]["step"] == steps and steps in run.checkpoints()
 
@@ -83,11 +88,8 @@ def _work(waiting: deque[Cell], jobs: int, total: int, lock: IO[str], console: C
 def _start(cell: Cell, jobs: int, lock: IO[str]) -> subprocess.Popen[bytes]:
     folder = cell.folder
     command = [sys.executable, "-m", "tepo", "train", "--config", str(folder.with_name(folder.name + ".yaml"))]
-    if (folder / "config.yaml").is_file():
-        if Run.open(folder).checkpoints():
-            command.append("--resume")
-        else:
-            shutil.rmtree(folder)  # of this very run, which came to no checkpoint
+    if RunFolder(folder).holds_a_run:
+        command.append("--resume")
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.with_name(folder.name + ".yaml").write_text(to_yaml(cell.recipe), encoding="utf-8")
     threads = str(max(1, len(os.sched_getaffinity(0)) // jobs))
