@@ -2,12 +2,14 @@
 
 from pathlib import Path
 
+from tepo.diagnosis.pages import rules_page
 from tepo.objectives.pages import objectives_page, relatives_page
 
 MARK = "<!-- generated -->\n\n"
+PAGES = (("objectives", objectives_page), ("relatives", relatives_page), ("diagnose", rules_page))
 DOCS = Path(__file__).parents[1] / "docs"
 
-for name, page in (("objectives", objectives_page), ("relatives", relatives_page)):
+for name, page in PAGES:
     path = DOCS / f"{name}.md"
     head, mark, _ = path.read_text(encoding="utf-8").partition(MARK)
     assert mark, f"{path} has no line {MARK.strip()}"

@@ -26,7 +26,6 @@ Overrides = Annotated[
 ]
 Config = Annotated[str | None, typer.Option("--config", "-c", help="a YAML file or the name of a packaged recipe")]
 
-
 STOPPED = 75
 """Exit status of a run that a signal stopped, and that `--resume` goes on with (EX_TEMPFAIL of sysexits.h)."""
 
@@ -271,6 +270,84 @@ def inspect(
 
 @app.command()
 @_reports_errors
+def compare(
+    recipe: Annotated[
+        str | None, typer.Argument(help="a YAML file or the name of a packaged recipe; `arithmetic` by default")
+    ] = None,
+    overrides: Overrides = None,
+    objectives: Annotated[
+        str, typer.Option("--objectives", help="comma-separated, each with settings of its own: tepo,tepo+kl_mask=null")
+    ] = "tepo,grpo",
+    seeds: Annotated[
+        int, typer.Option("--seeds", "-n", min=1, help="seeds of each, from the recipe's `seed` upwards")
+    ] = 5,
+    tasks: Annotated[
+        str | None,
+        typer.Option("--tasks", help="data sets, as objectives are given: arithmetic+options.digits=2,gsm8k"),
+    ] = None,
+    baseline: Annotated[
+        str | None, typer.Option("--baseline", help="the objective that others are compared with; the first by default")
+    ] = None,
+    threshold: Annotated[
+        float | None,
+        typer.Option(
+            "--threshold",
+            min=0.0,
+            max=1.0,
+            help="accuracy to count the steps to; by default 90 % of the baseline's way from start to end",
+        ),
+    ] = None,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="runs at a time; they share the cores")] = 1,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="folder of the runs and the result; runs/compare by default")
+    ] = None,
+    existing: Annotated[
+        list[Path] | None, typer.Option("--from", metavar="RUN...", help="compare runs that are there, and run nothing")
+    ] = None,
+) -> None:
+    """Objectives x seeds x tasks from one recipe: who is better, by how much, how surely, how fast.
+
+    Every objective gets the same initial model, order of problems, held-out problems and draws for each seed. The same
+    command again keeps the runs that are finished and goes on with the others. Writes comparison.md, .tex, .json and
+    the learning curves, comparison.html.
+
+    Examples:
+
+        tepo compare --objectives grpo,tepo,tepo+kl_mask.beta=0.1,dapo --seeds 5 --jobs 2 evaluation.every=20
+
+        tepo compare my.yaml --objectives grpo,tepo --tasks gsm8k,math --baseline grpo
+
+        tepo compare --from runs/first runs/second runs/third
+    """
+    from tepo.config import DEFAULT_RECIPE
+
+    words = [*([recipe] if recipe is not None else []), *(overrides or [])]
+    folder = output or Path("runs/compare")
+    if existing:
+        from tepo.report.compare.command import compare_existing
+
+        compare_existing([*existing, *map(Path, words)], baseline=baseline, threshold=threshold, output=folder)
+        return
+    from tepo.report.compare.command import compare as run
+
+    source = words.pop(0) if words and "=" not in words[0] else DEFAULT_RECIPE
+    run(source, words, objectives, seeds, tasks=tasks, baseline=baseline, threshold=threshold, jobs=jobs, output=folder)
+
+
+@app.command()
+@_reports_errors
+def diagnose(run: Annotated[Path, typer.Argument(help="the folder of a run, finished or not")]) -> None:
+    """What is wrong with a run, in words: the likeliest cause first, with its evidence and what to try.
+
+    The same rules warn while a run goes on. docs/diagnose.md lists them.
+    """
+    from tepo.report.diagnose import diagnose_run
+
+    diagnose_run(run)
+
+
+@app.command()
+@_reports_errors
 def verl(
     recipe: Annotated[str, typer.Argument(help="a YAML file or the name of a packaged recipe")],
     overrides: Overrides = None,
@@ -288,24 +365,14 @@ def verl(
 @_reports_errors
 def recipes(name: Annotated[str | None, typer.Argument(help="print this recipe")] = None) -> None:
     """The packaged recipes and tasks; with a name, that recipe's YAML."""
-    from rich.console import Console
-    from rich.table import Table
-
-    from tepo.config import recipe_names, recipe_text
-    from tepo.data import task_names
-
     if name is not None:
+        from tepo.config import recipe_text
+
         print(recipe_text(name), end="")
         return
-    table = Table(title="recipes: tepo train --config NAME", title_justify="left")
-    table.add_column("name")
-    table.add_column("what it does")
-    for recipe in recipe_names():
-        about = [line.removeprefix("# ") for line in recipe_text(recipe).splitlines() if line.startswith("# ")]
-        table.add_row(recipe, about[0] if about else "")
-    console = Console()
-    console.print(table)
-    console.print(f"tasks for data.name: {', '.join(task_names())}, gym:TASK, a file, or a hub id", markup=False)
+    from tepo.listing import list_recipes
+
+    list_recipes()
 
 
 @app.command()
@@ -317,23 +384,14 @@ def objectives(
     ] = False,
 ) -> None:
     """The objectives and what each is made of, from the code."""
-    from tepo.objectives import describe, pages
-
     if markdown or relatives:
+        from tepo.objectives import pages
+
         print("\n".join([pages.objectives_page()] * markdown + [pages.relatives_page()] * relatives), end="")
         return
-    from rich.console import Console
-    from rich.table import Table
+    from tepo.listing import list_objectives
 
-    console = Console()
-    separated = console.width < 140  # where most rows take more than one line
-    table = Table(title="objectives: objective=NAME", title_justify="left", show_lines=separated)
-    for column in describe.COMPACT:
-        table.add_column(column, no_wrap=column == "name")
-    for row in describe.compact_all():
-        table.add_row(*(row[column] for column in describe.COMPACT))
-    console.print(table)
-    console.print("all settings: tepo objectives --markdown; equalities: tepo objectives --relatives", markup=False)
+    list_objectives()
 
 
 def main() -> None:

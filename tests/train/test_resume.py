@@ -69,6 +69,17 @@ def test_a_damaged_newest_checkpoint_is_passed_over(run: Any, name: str, harm: A
     assert_same_run(whole, part, 6)
 
 
+def test_the_diagnosis_of_a_resumed_run_knows_the_steps_before(run: Any) -> None:
+    """Two rollouts of answers that are cut off are wanted for a warning: one of them before the checkpoint."""
+    options = ["rollout.max_response_tokens=3", "trainer.schedule=constant", "evaluation.before=false",
+               "evaluation.after=false"]  # fmt: skip
+    warning = "warning: The reward is flat: every answer is wrong"
+    folder, before = run(*options, "trainer.steps=6")
+    _, after = run(*options, "trainer.steps=8", resume=True)
+    assert (warning in before, warning in after) == (False, True)
+    assert json.loads((folder / "data.json").read_text())["held_out"] == 16
+
+
 def test_no_whole_checkpoint_at_all_is_an_error(run: Any) -> None:
     folder, _ = run(*QUICK)
     truncate(folder / "checkpoints" / "step_6" / "model.safetensors")

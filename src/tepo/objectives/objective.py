@@ -13,7 +13,7 @@ from torch import Tensor
 from tepo.objectives.advantages import Advantage
 from tepo.objectives.aggregates import Aggregate
 from tepo.objectives.batch import TokenBatch, Totals, widest
-from tepo.objectives.ratios import Ratio
+from tepo.objectives.ratios import NoRatio, Ratio
 from tepo.objectives.schedule import Linear
 from tepo.objectives.selections import Selection
 from tepo.objectives.shaping import EntropyShaping
@@ -95,6 +95,14 @@ class Objective:
     def needs_reference(self) -> bool:
         """Whether a frozen copy of the first policy must be kept."""
         return "ref_logp" in self.reads or self.exact_kl_target == "reference"
+
+    @property
+    def clip_range(self) -> tuple[float, float] | None:
+        """How far the ratio may fall and rise, where the objective has a ratio and clips it."""
+        low, high = (getattr(self.surrogate, side, None) for side in ("low", "high"))
+        if low is None or high is None or isinstance(self.ratio, NoRatio):
+            return None
+        return float(low), float(high)
 
     @property
     def statistics(self) -> frozenset[str]:
@@ -250,6 +258,7 @@ def _metrics(
         "clip_fraction": tokens["clipped"],
         "clip_fraction_positive": tokens["clipped"] & (tokens["advantage"] > 0),
         "clip_fraction_negative": tokens["clipped"] & (tokens["advantage"] < 0),
+        "positive_fraction": tokens["advantage"] > 0,
         "approx_kl": torch.expm1(log_ratio.clamp(max=40)) - log_ratio,
         "log_ratio_abs": tokens["log_ratio"].abs(),
     }

@@ -93,7 +93,7 @@ class Run:
         return rollout * self.recipe.trainer.updates_per_rollout
 
     def checkpoints(self) -> dict[int, Path]:
-        """Whole checkpoints by their step, in order."""
+        """Finished checkpoints by their step, in order."""
         return {step_of(path): path for path in checkpoints(self.folder / "checkpoints")}
 
 

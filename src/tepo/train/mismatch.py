@@ -16,11 +16,7 @@ from torch import Tensor
 
 from tepo.config.recipe import RolloutConfig
 from tepo.objectives import Objective, TokenBatch
-from tepo.objectives.ratios import NoRatio
 from tepo.train.sample import Sample
-
-MUCH = 0.1
-"""Share of tokens beyond the clip range from which on a run says so."""
 
 
 def sampled_logps(samples: Sequence[Sample], like: Tensor) -> Tensor:
@@ -64,33 +60,10 @@ def measure(objective: Objective, batch: TokenBatch, sampled: Tensor) -> dict[st
     """
     difference = (batch.old_logp - sampled).abs()
     metrics = {"mismatch": float(difference.mean()), "mismatch_max": float(difference.max())}
-    bounds = clip_range(objective)
+    bounds = objective.clip_range
     if bounds is not None:
         between = dataclasses.replace(batch, logp=batch.old_logp, old_logp=sampled)
         ratio = objective.ratio(between).exp()
         beyond = (ratio < 1 - bounds[0]) | (ratio > 1 + bounds[1])
         metrics["mismatch_beyond"] = float(beyond.to(ratio.dtype).mean())
     return metrics
-
-
-def clip_range(objective: Objective) -> tuple[float, float] | None:
-    """How far the ratio may fall and rise, where the objective has a ratio and clips it."""
-    low, high = (getattr(objective.surrogate, side, None) for side in ("low", "high"))
-    if low is None or high is None or isinstance(objective.ratio, NoRatio):
-        return None
-    return float(low), float(high)
-
-
-def warning(objective: Objective, metrics: dict[str, float], config: RolloutConfig) -> str | None:
-    """What to say of a step whose noise is larger than the clip range, or None."""
-    beyond, bounds = metrics.get("mismatch_beyond", 0.0), clip_range(objective)
-    if beyond <= MUCH or bounds is None:
-        return None
-    advice = ["model.dtype=fp32", f"a wider objective.clip_low and clip_high than {bounds[0]:g} and {bounds[1]:g}"]
-    if config.correction == "none":
-        advice.append("rollout.correction=truncated, which weighs tokens by the difference")
-    return (
-        f"for {beyond:.0%} of the tokens the policy that sampled differs from the one that is trained by more than an "
-        f"update may change it (mean difference of log-probs {metrics['mismatch']:.1e}, clip range -{bounds[0]:g} to "
-        f"+{bounds[1]:g}): rounding then weighs as much as learning. What helps: {', or '.join(advice)}"
-    )

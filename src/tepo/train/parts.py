@@ -1,4 +1,4 @@
-"""What an objective needs beside the policy: a reference, a critic, process rewards; and what it makes of a recipe."""
+"""What an objective needs beside the policy: a reference, a critic, process rewards."""
 
 from __future__ import annotations
 
@@ -61,16 +61,3 @@ class AdapterOff(Policy):
         adapted: Any = self.model
         with adapted.disable_adapter():
             return super().score(*args, **kwargs)
-
-
-def degenerate_settings(recipe: Recipe) -> list[str]:
-    """What about a recipe makes its objective less than it looks, in words."""
-    objective, trainer = recipe.objective.build(), recipe.trainer
-    messages = []
-    if trainer.updates_per_rollout == 1 and objective.name.startswith("tepo"):
-        messages.append(
-            "with trainer.updates_per_rollout = 1 the policy is still the one that sampled: every ratio is 1, nothing "
-            "is clipped, the entropy has not changed and the KL mask is empty. TEPO is then DAPO without clip-higher; "
-            "2 or more updates make the difference"
-        )
-    return messages

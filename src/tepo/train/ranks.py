@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -241,6 +241,7 @@ class ReadFolder(RunFolder):
     def take_up(self, recipe: Recipe, step: int, changes: list[str]) -> list[str]:
         return []
 
+    def write_data(self, train: int, held_out: int, dropped: Mapping[str, int]) -> None: ...
     def write_rollout(self, index: int, records: Iterable[dict[str, Any]]) -> None: ...
     def write_tokens(self, index: int, tokens: RolloutTokens) -> None: ...
     def write_responses(self, name: str, records: Iterable[dict[str, Any]]) -> None: ...

@@ -139,7 +139,17 @@ def _newest(folder: RunFolder) -> Start:
 
 
 def _changes(folder: RunFolder, recipe: Recipe) -> dict[str, str]:
-    """The keys that matter and differ from the run's recipe, each with a line that says how."""
+    """What differs from the run's recipe and matters to a run that goes on."""
+    # A constant rate does not depend on the number of steps: a run can then be made longer.
+    longer = recipe.trainer.schedule == "constant"
+    return differences(folder, recipe, (*HARMLESS, "trainer.steps") if longer else HARMLESS)
+
+
+def differences(folder: RunFolder, recipe: Recipe, may_differ: tuple[str, ...]) -> dict[str, str]:
+    """The keys that differ from the run's recipe, each with a line that says how; but for those that may, or begin so.
+
+    Raises TepoError when the run's recipe cannot be read.
+    """
     try:
         before = yaml.safe_load(folder.config.read_text(encoding="utf-8"))
         assert isinstance(before, dict)
@@ -148,12 +158,10 @@ def _changes(folder: RunFolder, recipe: Recipe) -> dict[str, str]:
             f"{folder.config} cannot be read ({type(error).__name__}): it is the recipe of the run"
         ) from error
     now = recipe.model_dump(mode="json")
-    # A constant rate does not depend on the number of steps: a run can then be made longer.
-    harmless = (*HARMLESS, "trainer.steps") if recipe.trainer.schedule == "constant" else HARMLESS
     return {
         key: f"{key}: {_show(before, key)} then, {_show(now, key)} now"
         for key in sorted(_leaves(before) | _leaves(now))
-        if not key.startswith(harmless) and _show(before, key) != _show(now, key)
+        if not key.startswith(may_differ) and _show(before, key) != _show(now, key)
     }
 
 

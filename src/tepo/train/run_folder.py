@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,8 @@ CLOCK = ("seconds/", "tokens_per_second")
 
 
 class RunFolder:
-    """config.yaml, environment.json, metrics.jsonl, eval.json, rollouts/, evaluations/, checkpoints/, TensorBoard's."""
+    """config.yaml, environment.json, data.json, metrics.jsonl, eval.json, rollouts/, evaluations/, checkpoints/, and
+    TensorBoard's events."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -123,6 +124,13 @@ class RunFolder:
     def append_metrics(self, record: dict[str, float]) -> None:
         self._append(self.metrics, [record])
 
+    def read_metrics(self) -> list[dict[str, float]]:
+        """The metrics of the steps so far."""
+        if not self.metrics.exists():
+            return []
+        with told_to_the_user(self.metrics):
+            return [json.loads(line) for line in self.metrics.read_text(encoding="utf-8").splitlines()]
+
     def append_skipped(self, records: Iterable[dict[str, Any]]) -> None:
         """Responses whose loss or gradient was not finite, with the step that was skipped for it."""
         self._append(self.skipped, records)
@@ -133,6 +141,12 @@ class RunFolder:
             if path.exists():
                 with told_to_the_user(path):
                     fsync_file(path)
+
+    def write_data(self, train: int, held_out: int, dropped: Mapping[str, int]) -> None:
+        """data.json: how many problems are in use, and how many were left out, by reason."""
+        path = self.path / "data.json"
+        with told_to_the_user(path):
+            write_json(path, {"train": train, "held_out": held_out, "dropped": dict(dropped)})
 
     def write_rollout(self, index: int, records: Iterable[dict[str, Any]]) -> None:
         self._write(self.path / "rollouts" / f"rollout_{index:06d}.jsonl", records)

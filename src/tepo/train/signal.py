@@ -8,9 +8,6 @@ from dataclasses import dataclass
 from tepo.errors import TepoError
 from tepo.objectives import Objective
 
-NOTE_AFTER = 8
-"""Such steps in a row after which a run says so."""
-
 
 @dataclass
 class SignalWatch:
@@ -20,20 +17,16 @@ class SignalWatch:
     limit: int | None
     silent: int = 0
 
-    def __call__(self, metrics: Mapping[str, float]) -> str | None:
-        """Look at the metrics of a step. -> what to tell the user, once for each such stretch of steps.
-
-        Raises TepoError at the limit.
-        """
+    def __call__(self, metrics: Mapping[str, float]) -> None:
+        """Look at the metrics of a step. Raises TepoError at the limit."""
         self.silent = self.silent + 1 if self._teaches_nothing(metrics) else 0
-        right, wrong = metrics["groups/all_correct"], metrics["groups/all_wrong"]
-        seen = (
-            f"no reward to learn from in {self.silent} steps in a row: all responses to a prompt earned the same "
-            f"(last rollout: {right:.0%} of the prompts all right, {wrong:.0%} all wrong)"
-        )
         if self.silent == self.limit:
-            raise TepoError(f"trainer.stop_without_signal = {self.limit}: {seen}, up to step {metrics['step']:.0f}")
-        return f"{seen}; trainer.stop_without_signal ends such a run" if self.silent == NOTE_AFTER else None
+            right, wrong = metrics["groups/all_correct"], metrics["groups/all_wrong"]
+            raise TepoError(
+                f"trainer.stop_without_signal = {self.limit}: no reward to learn from in {self.silent} steps in a row, "
+                f"up to step {metrics['step']:.0f}: all responses to a prompt earned the same (last rollout: "
+                f"{right:.0%} of the prompts all right, {wrong:.0%} all wrong)"
+            )
 
     def _teaches_nothing(self, metrics: Mapping[str, float]) -> bool:
         if metrics["active_tokens"] == 0:

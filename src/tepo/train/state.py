@@ -32,8 +32,7 @@ def capture(trainer: Trainer) -> dict[str, Any]:
         "step": trainer.step,
         "tokens": trainer.tokens,
         "skipped": trainer.skipped,
-        "warned": trainer.warned,
-        "silent": trainer.watch.silent,
+        "silent": trainer.signal_watch.silent,
         "evaluations": trainer.evaluations,
         "random": random_state(),
         "stream": trainer.stream.state_dict(),
@@ -52,9 +51,9 @@ def restore(trainer: Trainer, state: Mapping[str, Any], changed: Collection[str]
     changed: the keys of the recipe that are not what they were.
     """
     notes: list[str] = []
-    trainer.step, trainer.tokens, trainer.warned = state["step"], state["tokens"], state["warned"]
-    trainer.skipped, trainer.watch.silent = dict(state["skipped"]), state["silent"]
-    trainer.evaluations = list(state["evaluations"])
+    trainer.step, trainer.tokens = state["step"], state["tokens"]
+    trainer.skipped, trainer.signal_watch.silent = dict(state["skipped"]), state["silent"]
+    trainer.evaluations[:] = state["evaluations"]  # the diagnosis reads the same list
     updater = trainer.updater
     load_optimizer_state(updater.optimizer, state["optimizer"])
     rollout = state["rollout"]

@@ -14,16 +14,16 @@ from rich.console import Console
 
 from tepo.config import Recipe
 from tepo.data import PromptStream
+from tepo.diagnosis import Evidence, Watch
 from tepo.errors import Diverged, Stopped, TepoError
 from tepo.evaluate.accuracy import record as response_record
 from tepo.evaluate.session import Session
 from tepo.objectives import at_rollout
 from tepo.seeds import derive_seed
-from tepo.train import mismatch
 from tepo.train.checkpoint import Retention, best_checkpoint, checkpoints, read_state
 from tepo.train.display import Display, accuracy_text, final_table
 from tepo.train.mismatch import Correction
-from tepo.train.parts import critic, degenerate_settings, process_scorer, reference_policy
+from tepo.train.parts import critic, process_scorer, reference_policy
 from tepo.train.random_state import random_state, seed_all, set_random_state
 from tepo.train.ranks import Ranks
 from tepo.train.resume import Start, begin_again, put_newer_aside
@@ -112,8 +112,8 @@ class Trainer:
         self.rollout: Rollout | None = None
         self.evaluations: list[dict[str, Any]] = []
         self.skipped = {"in_a_row": 0, "in_all": 0}
-        self.warned = False
-        self.watch = SignalWatch(self.objective, recipe.trainer.stop_without_signal)
+        self.watch = Watch(Evidence(recipe, len(session.train), session.dropped, self.evaluations))
+        self.signal_watch = SignalWatch(self.objective, recipe.trainer.stop_without_signal)
         self.tokens = 0
         self.metrics: dict[str, float] = {}
         self.seconds: dict[str, float] = {}
@@ -129,6 +129,7 @@ class Trainer:
     def run(self, start: Start | None) -> None:
         """Train up to the recipe's last step; `start` says where to go on. Raises Stopped when a signal came."""
         notes = [] if start is None else self._go_on(start)
+        self.folder.write_data(len(self.session.train), len(self.session.test), self.session.dropped)
         steps = self.recipe.trainer.steps
         self.display = Display(self.console, steps, self.step)
         self.trackers = Trackers(self.folder if self.ranks.writer else None, self.recipe, self.step, self._warn)
@@ -160,9 +161,9 @@ class Trainer:
             self._log(metrics)
             self.writer.poll()
             with self._saved_if_it_fails():
+                self._diagnose(metrics)
                 self._stop_after_too_many_skipped()
-                if silence := self.watch(metrics):
-                    self.display.note(f"note: {silence}", "yellow")
+                self.signal_watch(metrics)
 
     def _one_step(self) -> dict[str, float]:
         """One optimizer step, after a new rollout if the last one is used up. -> its metrics."""
@@ -265,10 +266,12 @@ class Trainer:
         self.folder.append_metrics(metrics)
         self.trackers.log({key: value for key, value in metrics.items() if key != "step"}, self.step)
         self.display.step(metrics)
-        message = None if self.warned else mismatch.warning(self.objective, metrics, self.recipe.rollout)
-        if message is not None:
-            self.warned = True
-            self.display.note(f"note: {message}", "yellow")
+
+    def _diagnose(self, metrics: dict[str, float] | None = None) -> None:
+        """Warn of what is wrong since this step, or by the recipe, the data and the steps so far."""
+        if self.ranks.writer:
+            for message in self.watch.look() if metrics is None else self.watch.step(metrics):
+                self._warn(message)
 
     def _due(self, every: int | None) -> bool:
         return every is not None and self.step > 0 and self.step % every == 0
@@ -325,8 +328,9 @@ class Trainer:
         unpacked = self.session.policy.unpacked_because
         if unpacked is not None:
             display.note(f"note: each prompt is computed once a response and rows are padded: {unpacked}", "yellow")
-        for message in (*notes, *self.session.notes, *degenerate_settings(recipe)):
+        for message in (*notes, *self.session.notes):
             display.note(f"note: {message}", "yellow")
+        self._diagnose()
 
     def _save(self) -> None:
         """Begin to write a checkpoint of this step, from which the run goes on exactly as it would have."""
@@ -359,6 +363,8 @@ class Trainer:
             notes += restore(self, read_state(start.checkpoint), start.changes)
             self.writer.newest = self.step
         self.folder.rewind(self.step, (self.step - 1) // self.recipe.trainer.updates_per_rollout, self.evaluations)
+        for row in self.folder.read_metrics() if self.ranks.writer else ():
+            self.watch.evidence.add(row)
         return [*notes, *self.folder.take_up(self.recipe, self.step, list(start.changes.values()))]
 
     def _finish(self, final: Path) -> None:
