@@ -131,7 +131,8 @@ def test_what_is_finished_stays_and_what_is_not_is_done(compared: tuple[Path, st
     cut = cells[1].folder
     (cut / "eval.json").unlink()
     shutil.rmtree(cut / "checkpoints" / "step_2")
-    (cells[2].folder / "rollouts").mkdir(parents=True)
+    for name in ("rollouts", "evaluations", "checkpoints"):
+        (cells[2].folder / name).mkdir(parents=True)
     shutil.copy(source / "grpo" / "seed_0" / "config.yaml", cells[2].folder)
     text = (cells[2].folder / "config.yaml").read_text()
     (cells[2].folder / "config.yaml").write_text(text.replace("name: grpo", "name: dapo"))
