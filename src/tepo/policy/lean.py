@@ -2,7 +2,7 @@
 
 Of a Llama-like layer autograd keeps, per token, the inputs of its norms and their normalised values, and of its MLP the
 gate, its activation, the other branch and their product. Here norms keep their input, and an MLP the gate and the other
-branch: a third less in all, in fewer passes over memory. Nothing is assumed of a class by its name: a module is
+branch: a third less in all, for some per cent of time. Nothing is assumed of a class by its name: a module is
 replaced when it has the parts, and gives on a sample what ours gives.
 """
 
