@@ -18,9 +18,10 @@ from tepo.errors import TepoError
 from tepo.evaluate.accuracy import Accuracy, answer, measure
 from tepo.evaluate.plan import Pass, data_names, passes, recipe_for
 from tepo.evaluate.plot import write_plot
-from tepo.evaluate.saved import SUMMARY, SavedResponses, write_json
+from tepo.evaluate.saved import SUMMARY, SavedResponses
 from tepo.evaluate.session import Session
 from tepo.evaluate.table import data_tables, overview
+from tepo.files import write_json
 from tepo.seeds import derive_seed
 
 DEFAULT_FOLDER = Path("runs/eval")

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from tepo.data.problem import Problem
 from tepo.errors import TepoError
+from tepo.files import write_json
 
 SETTINGS, SUMMARY, RESPONSES = "settings.json", "eval.json", "responses.jsonl"
 
@@ -125,13 +126,6 @@ def _read_json(path: Path, line: int | None = None, text: str | None = None) -> 
     if not isinstance(found, dict):
         raise TepoError(f"{path}: holds a {type(found).__name__}; it is not what tepo eval wrote there")
     return found
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write all of a file or nothing of it."""
-    aside = path.with_name(path.name + ".tmp")
-    aside.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    os.replace(aside, path)
 
 
 def read_responses(folder: Path) -> list[dict[str, Any]]:

@@ -170,79 +170,70 @@ class _LogpAndEntropy(torch.autograd.Function):
             return (None,) * len(ctx.needs_input_grad)
         sums = [torch.empty_like(parameter) for parameter in trained]
         of_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[4] else None
+        through = _through_linear if type(ctx.head.layer) is nn.Linear else _through_any
         for part in _chunks(len(hidden), ctx.rows):
-            states = hidden[part].detach()
             outer = [None if gradient is None else gradient[part] for gradient in gradients]
-            through = _through_linear if type(ctx.head.layer) is nn.Linear else _through_any
-            of_states = through(ctx, states, targets[part], entropy[part], outer, trained, sums, first=part.start == 0)
+            chunk = _Chunk(hidden[part].detach(), targets[part], entropy[part], outer, first=part.start == 0)
+            of_states = through(ctx, chunk, trained, sums)
             if of_hidden is not None and of_states is not None:
                 of_hidden[part] = of_states
         return None, None, None, None, of_hidden, None, *sums
 
 
-def _through_linear(
-    ctx: Any,
-    states: Tensor,
-    targets: Tensor,
-    entropy: Tensor,
-    outer: list[Tensor | None],
-    trained: list[Tensor],
-    sums: list[Tensor],
-    *,
-    first: bool,
-) -> Tensor | None:
+@dataclass(frozen=True)
+class _Chunk:
+    """Tokens of a backward pass: states [C, D], targets, entropy, outer gradients of log-prob and of entropy [C]."""
+
+    states: Tensor
+    targets: Tensor
+    entropy: Tensor
+    outer: list[Tensor | None]
+    first: bool
+
+
+def _through_linear(ctx: Any, chunk: _Chunk, trained: list[Tensor], sums: list[Tensor]) -> Tensor | None:
     """Add a chunk's share to the sums of the trained parameters' gradients, or set them to the first chunk's.
 
-    outer: gradients of log-prob and entropy [C] -> gradient of `states` [C, D], if it is wanted. The chunk's slopes
-    are written over its logits, and no other tensor of the size of the weight is made.
+    -> gradient of its states [C, D], if it is wanted. The chunk's slopes are written over its logits, and no other
+    tensor of the size of the weight is made.
     """
-    head, weight = ctx.head, ctx.head.layer.weight
-    slopes = head.project(states)
-    _slopes(ctx, slopes, targets, entropy, outer, slopes)
-    with torch.autocast(states.device.type, enabled=False):
-        for parameter, total in zip(trained, sums, strict=True):
-            if parameter.dim() == 2:
-                total.addmm_(slopes.T, states.to(total.dtype), beta=0 if first else 1)
-            elif first:
+    slopes = ctx.head.project(chunk.states)
+    _slopes(ctx, slopes, chunk, slopes)
+    with torch.autocast(slopes.device.type, enabled=False):
+        for total in sums:
+            if total.dim() == 2:
+                total.addmm_(slopes.T, chunk.states.to(total.dtype), beta=0 if chunk.first else 1)
+            elif chunk.first:
                 torch.sum(slopes, 0, out=total)
             else:
                 total += slopes.sum(0)
-        return slopes @ weight if ctx.needs_input_grad[4] else None
+        return slopes @ ctx.head.layer.weight if ctx.needs_input_grad[4] else None
 
 
-def _through_any(
-    ctx: Any,
-    states: Tensor,
-    targets: Tensor,
-    entropy: Tensor,
-    outer: list[Tensor | None],
-    trained: list[Tensor],
-    sums: list[Tensor],
-    *,
-    first: bool,
-) -> Tensor | None:
+def _through_any(ctx: Any, chunk: _Chunk, trained: list[Tensor], sums: list[Tensor]) -> Tensor | None:
     """As `_through_linear`, for a layer that knows its own gradient alone, such as one with adapters."""
+    states = chunk.states
     with torch.enable_grad():
         states.requires_grad_(ctx.needs_input_grad[4])
         projected = ctx.head.project(states)
     slopes = torch.empty_like(projected)
-    _slopes(ctx, projected.detach(), targets, entropy, outer, slopes)
+    _slopes(ctx, projected.detach(), chunk, slopes)
     wanted = [*trained, states] if states.requires_grad else trained
     with torch.autocast(states.device.type, enabled=False):
         found = torch.autograd.grad(projected, wanted, slopes)
     for total, share in zip(sums, found, strict=False):
-        total.copy_(share) if first else total.add_(share)
+        total.copy_(share) if chunk.first else total.add_(share)
     return found[-1] if states.requires_grad else None
 
 
-def _slopes(
-    ctx: Any, projected: Tensor, targets: Tensor, entropy: Tensor, outer: list[Tensor | None], out: Tensor
-) -> None:
+def _slopes(ctx: Any, projected: Tensor, chunk: _Chunk, out: Tensor) -> None:
     """Write to `out` [C, V], which may be `projected` itself, the gradient of what the layer gives."""
     for block in _blocks(projected):
         logits = ctx.head.scaled(projected[block])
-        gradients = (None if gradient is None else gradient[block] for gradient in outer)
-        slopes = _logit_gradient(_tempered(logits, ctx.temperature), targets[block], entropy[block], *gradients)
+        gradients = (None if gradient is None else gradient[block] for gradient in chunk.outer)
+        slopes = _logit_gradient(
+            _tempered(logits, ctx.temperature), chunk.targets[block], chunk.entropy[block], *gradients
+        )
         out[block] = ctx.head.unscaled(_tempered(slopes, ctx.temperature), logits)
 
 

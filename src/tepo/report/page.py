@@ -10,7 +10,6 @@ import base64
 import hashlib
 import json
 import math
-import os
 import re
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
@@ -19,6 +18,8 @@ from typing import Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
+
+from tepo.files import replace_bytes
 
 POLICY = (
     "default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; "
@@ -78,9 +79,7 @@ def write_page(
         scripts=[Markup(_script(script)) for script in scripts],
         **fields,
     )
-    aside = path.with_name(path.name + ".tmp")
-    aside.write_text(html, encoding="utf-8", errors="replace")
-    os.replace(aside, path)
+    replace_bytes(path, html.encode("utf-8", errors="replace"))
 
 
 def script_json(value: Any) -> str:

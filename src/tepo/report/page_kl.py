@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
@@ -11,6 +10,7 @@ import torch
 
 from tepo.errors import TepoError
 from tepo.evaluate.session import AUTOCAST, pick_device
+from tepo.files import replace_text
 from tepo.policy import Policy, Row, load_model
 from tepo.report.run import Run
 from tepo.train.microbatch import plan_microbatches
@@ -54,9 +54,7 @@ def measure(run: Run) -> list[Drift]:
         policy = starting_policy(run)
         for rollout in missing:
             known[run.step_of(rollout)] = _of_rollout(run, rollout, policy)
-        aside = run.folder / f"{SAVED}.tmp"
-        aside.write_text(json.dumps([asdict(known[step]) for step in sorted(known)]) + "\n", encoding="utf-8")
-        os.replace(aside, run.folder / SAVED)
+        replace_text(run.folder / SAVED, json.dumps([asdict(known[step]) for step in sorted(known)]) + "\n")
     return [known[step] for step in sorted(known)]
 
 

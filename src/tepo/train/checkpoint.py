@@ -21,8 +21,8 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tepo.errors import TepoError
+from tepo.files import fsync_file, fsync_folder, write_json
 from tepo.policy import save_model
-from tepo.train.files import fsync_file, fsync_folder, write_json
 
 MANIFEST = "manifest.json"
 PLAIN, TENSORS = "trainer.json", "trainer.safetensors"

@@ -12,8 +12,8 @@ import yaml
 
 from tepo.config import Recipe, load_recipe
 from tepo.errors import TepoError
+from tepo.files import told_to_the_user
 from tepo.train.checkpoint import checkpoints, damage, set_aside, step_of
-from tepo.train.files import told_to_the_user
 from tepo.train.run_folder import RunFolder
 
 HARMLESS = (

@@ -13,9 +13,9 @@ import yaml
 
 from tepo.config import Recipe
 from tepo.errors import TepoError
+from tepo.files import fsync_file, replace_text, told_to_the_user, write_json
 from tepo.train.checkpoint import clean
 from tepo.train.environment import environment, rounding_differences
-from tepo.train.files import fsync_file, replace_text, told_to_the_user, write_json
 from tepo.train.lock import FolderLock
 from tepo.train.tokens import RolloutTokens
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+from tepo.files import replace_bytes
 from tepo.train.sample import Sample
 
 MEASURED = ("old_logp", "old_entropy", "ref_logp", "token_advantages")
@@ -60,9 +60,7 @@ class RolloutTokens:
     def write(self, path: Path) -> None:
         """The whole file or nothing of it: safetensors, 4 bytes a value."""
         fields = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
-        aside = path.with_name(path.name + ".tmp")
-        aside.write_bytes(save(fields | {f"measured.{name}": value for name, value in self.measured.items()}))
-        os.replace(aside, path)
+        replace_bytes(path, save(fields | {f"measured.{name}": value for name, value in self.measured.items()}))
 
     @classmethod
     def read(cls, path: Path) -> Self:

@@ -27,18 +27,23 @@ def fsync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
-def replace_text(path: Path, text: str) -> None:
+def replace_bytes(path: Path, content: bytes) -> None:
     """Write a file aside, wait until it is on the disk, and put it in its place."""
     aside = path.with_name(path.name + ".tmp")
     try:
-        with aside.open("w", encoding="utf-8", errors="surrogatepass") as file:
-            file.write(text)
+        with aside.open("wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(aside, path)
     except OSError:
         aside.unlink(missing_ok=True)
         raise
+
+
+def replace_text(path: Path, text: str) -> None:
+    """The same of text; a lone surrogate is kept as it is."""
+    replace_bytes(path, text.encode("utf-8", errors="surrogatepass"))
 
 
 def write_json(path: Path, value: Any) -> None:
